@@ -1,0 +1,76 @@
+# Every target makes its own .venv. All a machine needs is Python >= 3.11, make and pip's access
+# to packages.
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+MADE   := $(VENV)/.made
+RUN    := $(VENV)/.installed
+DEV    := $(VENV)/.installed-dev
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PYTEST := $(BIN)/python -m pytest
+
+# Crash tests start many processes of their own, so two workers keep two cores busy. One file
+# stays on one worker: its servers are started once, its processes do not compete with it.
+WORKERS ?= 2
+
+# `make test ARGS="-k lease"`
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check soak bench clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(RUN)  ## see jobs survive a killed worker
+	$(BIN)/tenure demo
+
+test: $(DEV)  ## run every test CI runs
+	$(PYTEST) -n $(WORKERS) --dist loadfile $(ARGS)
+
+check: $(DEV)  ## lint, format, types, import layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PYTHONPATH=src $(BIN)/lint-imports
+
+soak: $(DEV)  ## run the long tests that kill things at random
+	$(PYTEST) -m soak --timeout 3600 $(ARGS)
+
+bench: $(DEV)  ## measure, on an otherwise idle machine
+	$(PYTEST) -m bench --timeout 1800 -s $(ARGS)
+
+clean:  ## remove the virtual environment, caches and builds
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The newest interpreter that can do it, or a sentence that says what is missing.
+$(MADE):
+	@set -e; \
+	found=; without_venv=; \
+	for python in $(PYTHON) python3.13 python3.12 python3.11 python3; do \
+	  "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	  if "$$python" -c 'import ensurepip, venv' 2>/dev/null; then found=$$python; break; fi; \
+	  without_venv=$$python; \
+	done; \
+	if [ -z "$$found" ] && [ -n "$$without_venv" ]; then \
+	  echo "$$without_venv cannot make virtual environments: its venv or ensurepip module is missing." >&2; \
+	  echo "On Debian and Ubuntu: apt install python3-venv (or python3.12-venv and the like)." >&2; \
+	  exit 1; \
+	fi; \
+	if [ -z "$$found" ]; then \
+	  echo "Tenure needs Python 3.11 or newer; none of python3.13, python3.12, python3.11, python3 is." >&2; \
+	  echo "Install one, or name yours: make PYTHON=path/to/python3 ..." >&2; \
+	  exit 1; \
+	fi; \
+	echo "Making $(VENV) with $$("$$found" --version)"; \
+	"$$found" -m venv $(VENV)
+	@touch $@
+
+$(RUN): pyproject.toml $(MADE)
+	$(PIP) install --editable .
+	@touch $@
+
+$(DEV): pyproject.toml $(MADE)
+	$(PIP) install --editable '.[dev]'
+	@touch $@ $(RUN)

@@ -1,0 +1,400 @@
+"""The front door and the composition root: the one module that names concrete stores.
+
+`App` registers tasks and offers every call a program makes. The store is opened at first use.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
+
+from tenure import policy
+from tenure.config import Settings
+from tenure.context import Context, checked_actor
+from tenure.errors import ConfigError, DuplicateTask, IllegalTransition, JobNotFound, UnknownTask
+from tenure.ids import parse_id
+from tenure.job import SYSTEM, Actor, Event, Job, NewJob, Receipt
+from tenure.task import Task, TaskSettings, checked_timeout
+
+if TYPE_CHECKING:
+    from tenure.engine.client import Client
+    from tenure.engine.plan import Summary
+    from tenure.store import QueueInfo, Store, WorkerInfo
+    from tenure.wakeup import Wakeup
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def sqlite_path(url: str) -> str:
+    """`sqlite:///relative.db`, `sqlite:////absolute.db`."""
+    path = url.removeprefix("sqlite:///")
+    if path == url or not path:
+        raise ConfigError(
+            f"{url!r} names no file: write sqlite:///jobs.db (in this directory) or "
+            "sqlite:////var/lib/jobs.db (absolute, four slashes)"
+        )
+    if ":memory:" in path or path.startswith("file:"):
+        raise ConfigError(
+            "an in-memory database cannot be shared between a program and its workers: use a file, "
+            "for tests one in a temporary directory"
+        )
+    return path
+
+
+def open_store(settings: Settings) -> Store:
+    scheme = settings.url.partition(":")[0]
+    if scheme == "sqlite":
+        from tenure.stores.sqlite import SqliteStore
+
+        return SqliteStore(
+            sqlite_path(settings.url),
+            busy_timeout=settings.busy_timeout,
+            module=settings.sqlite_module,
+            audit=settings.audit,
+        )
+    raise ConfigError(f"no store for {scheme!r} URLs in this version; use sqlite:///file.db")
+
+
+def open_wakeup(settings: Settings, store: Store) -> Wakeup:
+    from tenure.wakeups.sqlite import SqliteWakeup
+
+    return SqliteWakeup(os.path.abspath(sqlite_path(settings.url)), store, enabled=settings.notify)
+
+
+def run_fleet(spec: str, **options: Any) -> Summary:
+    """`tenure worker`: a supervisor here, children that import the app `spec` names."""
+    from tenure.engine.fleet import run_fleet
+
+    return run_fleet(spec, open_store, open_wakeup, **options)
+
+
+class App:
+    """A set of tasks and the place their jobs are stored.
+
+    `url` defaults to $TENURE_URL, then `tenure.toml`, then `sqlite:///tenure.db`; any other
+    setting can be given by name.
+    """
+
+    def __init__(self, url: str | None = None, **settings: Any) -> None:
+        self.settings = Settings.load(url=url, **settings)
+        self.tasks: dict[str, Task[..., Any]] = {}
+        self._client: Client | None = None
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<tenure.App with {len(self.tasks)} tasks>"
+
+    # -- tasks --------------------------------------------------------------------------------
+    @overload
+    def task(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        queue: str | None = None,
+        category: str = "default",
+        retry: policy.Retry | None = None,
+        priority: int = 5,
+        timeout: float | None = None,
+        process: bool = False,
+    ) -> TaskDecorator: ...
+
+    def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        """Make a function a task: `@app.task`, or `@app.task(queue=…, retry=…, timeout=…)`."""
+        decorate = TaskDecorator(self, **options)
+        return decorate if function is None else decorate(function)
+
+    def register(self, task: Task[..., Any]) -> None:
+        known = self.tasks.get(task.name)
+        if known is not None:
+            raise DuplicateTask(
+                f"two tasks are named {task.name!r}: {_where(known.function)} and "
+                f"{_where(task.function)}. Jobs are stored under the name: give one of them name=."
+            )
+        self.tasks[task.name] = task
+
+    def find_task(self, name: str) -> Task[..., Any]:
+        task = self.tasks.get(name)
+        if task is None:
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, self.tasks, n=1)
+            guess = f" Did you mean {close[0]!r}?" if close else ""
+            known = ", ".join(sorted(self.tasks)) or "none"
+            raise UnknownTask(f"this app has no task {name!r}.{guess} It knows: {known}.")
+        return task
+
+    # -- enqueue ------------------------------------------------------------------------------
+    def enqueue(
+        self, task: str, arguments: dict[str, Any] | None = None, **options: Any
+    ) -> Receipt:
+        """By name, checked against the signature; options as in `Task.options`."""
+        return self.enqueue_many([self._named(task, arguments, options)])[0]
+
+    async def aenqueue(
+        self, task: str, arguments: dict[str, Any] | None = None, **options: Any
+    ) -> Receipt:
+        return (await self.aenqueue_jobs([self._named(task, arguments, options)]))[0]
+
+    def _named(
+        self, task: str, arguments: dict[str, Any] | None, options: dict[str, Any]
+    ) -> NewJob:
+        found = self.find_task(task)
+        bound = found.options(**options) if options else found
+        return bound.job_named(dict(arguments or {}))
+
+    def enqueue_many(self, jobs: Sequence[NewJob], *, conn: Any = None) -> list[Receipt]:
+        """All or none, one commit; receipts in the order given."""
+        return self.client.enqueue(jobs, conn=conn)
+
+    def enqueue_jobs(
+        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: str = "return"
+    ) -> list[Receipt]:
+        return self.client.enqueue(jobs, conn=conn, on_conflict=on_conflict)
+
+    async def aenqueue_jobs(
+        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: str = "return"
+    ) -> list[Receipt]:
+        client = self.client
+        return await client.in_thread(client.enqueue, jobs, conn=conn, on_conflict=on_conflict)
+
+    # -- reading ------------------------------------------------------------------------------
+    def get(self, id: object) -> Job | None:
+        return self.store.get(parse_id(id))
+
+    async def aget(self, id: object) -> Job | None:
+        return await self.client.in_thread(self.get, id)
+
+    def find(
+        self,
+        *,
+        status: str | None = None,
+        type: str | None = None,
+        queue: str | None = None,
+        org: str | None = None,
+        key: str | None = None,
+    ) -> Iterator[Job]:
+        """Newest first, page by page; no cursor stays open between jobs."""
+        from tenure.job import STATUSES
+        from tenure.store import Filter
+
+        if status is not None and status not in STATUSES:
+            raise ConfigError(f"status is one of {', '.join(STATUSES)}; got {status!r}")
+        queue = None if queue is None else policy.queue_name(queue)
+        return self.client.find(Filter(status=status, type=type, queue=queue, org=org, key=key))
+
+    async def afind(self, **where: Any) -> list[Job]:
+        return await self.client.in_thread(lambda: list(self.find(**where)))
+
+    def events(self, id: object = None) -> Iterator[Event]:
+        """The audit trail of one job, or of everything; oldest first."""
+        return self.client.events(None if id is None else parse_id(id))
+
+    def result(self, id: object, timeout: float | None = None) -> Any:
+        """Wait for a job's result. JobFailed when it ended otherwise, TimeoutError when late."""
+        return self.client.result(parse_id(id), timeout)
+
+    async def aresult(self, id: object, timeout: float | None = None) -> Any:
+        return await self.client.in_thread(self.result, id, timeout)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts by status and by queue, and who is working."""
+        return {
+            "jobs": self.store.totals(),
+            "queues": [queue._asdict() for queue in self.queues()],
+            "workers": sum(worker.dead_at is None for worker in self.workers()),
+        }
+
+    def queues(self) -> list[QueueInfo]:
+        return self.store.queues()
+
+    def workers(self) -> list[WorkerInfo]:
+        return self.store.workers()
+
+    # -- operators ----------------------------------------------------------------------------
+    def cancel(self, id: object, *, actor: tuple[str, str] = SYSTEM, reason: str = "") -> str:
+        """`cancelled` at once when queued, `requested` when running; otherwise an error."""
+        return self._one(self.store.cancel, "cancel", id, actor, reason=reason)
+
+    async def acancel(
+        self, id: object, *, actor: tuple[str, str] = SYSTEM, reason: str = ""
+    ) -> str:
+        return await self.client.in_thread(self.cancel, id, actor=actor, reason=reason)
+
+    def replay(
+        self,
+        id: object,
+        payload: dict[str, Any] | None = None,
+        *,
+        actor: tuple[str, str] = SYSTEM,
+    ) -> str:
+        """Run a dead job again under the same id, with other arguments if given."""
+        text = None
+        if payload is not None:
+            job = self.get(id)
+            if job is None:
+                raise JobNotFound(f"there is no job {id}")
+            text = self.find_task(job.type).signature.pack_named(payload)
+        return self._one(self.store.replay, "replay", id, actor, payload=text)
+
+    def discard(self, id: object, *, actor: tuple[str, str] = SYSTEM, reason: str = "") -> str:
+        """Give a dead job up: it becomes `cancelled`."""
+        return self._one(self.store.discard, "discard", id, actor, reason=reason)
+
+    def _one(
+        self,
+        call: Callable[..., dict[str, str]],
+        verb: str,
+        id: object,
+        actor: tuple[str, str],
+        **more: Any,
+    ) -> str:
+        ulid = parse_id(id)
+        verdict = call([ulid], actor=checked_actor(actor), **more)[ulid]
+        if verdict == "absent":
+            raise JobNotFound(f"there is no job {ulid}")
+        if verdict not in _DONE[verb]:
+            raise IllegalTransition(
+                f"job {ulid} is {verdict}: only {_ALLOWED[verb]} jobs can be {verb}{_PAST[verb]}"
+            )
+        return verdict
+
+    def pause(self, queue: str, *, reason: str = "", actor: tuple[str, str] = SYSTEM) -> None:
+        """Nothing of this queue is claimed until `resume`; what runs goes on."""
+        self.store.pause(policy.queue_name(queue), actor=checked_actor(actor), reason=reason)
+
+    def resume(self, queue: str, *, actor: tuple[str, str] = SYSTEM) -> None:
+        self.store.resume(policy.queue_name(queue), actor=checked_actor(actor))
+
+    def migrate(self) -> list[str]:
+        """Create or upgrade the tables; the names of what ran. Safe to call at every start."""
+        return self.store.migrate()
+
+    # -- workers ------------------------------------------------------------------------------
+    def run_worker(
+        self,
+        *,
+        queues: str | Sequence[str] | None = None,
+        concurrency: int | None = None,
+        drain: bool = False,
+    ) -> Summary:
+        """Work in this process until drained, or until SIGTERM or SIGINT."""
+        from tenure.engine.embedded import run_embedded
+
+        return run_embedded(self, queues=queues, concurrency=concurrency, drain=drain)
+
+    @contextmanager
+    def worker(
+        self, *, queues: str | Sequence[str] | None = None, concurrency: int | None = None
+    ) -> Iterator[None]:
+        """A worker in this process for the length of a block; it stops at the end."""
+        from tenure.engine.embedded import embedded_worker
+
+        with embedded_worker(self, queues=queues, concurrency=concurrency):
+            yield
+
+    def open_wakeup(self) -> Wakeup:
+        return open_wakeup(self.settings, self.store)
+
+    # -- parts --------------------------------------------------------------------------------
+    @property
+    def client(self) -> Client:
+        if self._client is None:
+            from tenure.engine.client import Client
+
+            with self._lock:
+                if self._client is None:
+                    self._client = Client(open_store(self.settings))
+        return self._client
+
+    @property
+    def store(self) -> Store:
+        return self.client.store
+
+    @property
+    def max_payload_bytes(self) -> int:
+        return self.settings.max_payload_bytes
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def close(self) -> None:
+        """Close connections and threads; the app may be used again and reopens."""
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+            client.store.close()
+
+
+_DONE = {
+    "cancel": ("cancelled", "requested"),
+    "replay": ("queued",),
+    "discard": ("cancelled",),
+}
+_ALLOWED = {"cancel": "queued and running", "replay": "dead", "discard": "dead"}
+_PAST = {"cancel": "led", "replay": "ed", "discard": "ed"}
+
+
+class TaskDecorator:
+    """`@app.task(...)` with its options; checked when the module is imported, not at first use."""
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        name: str | None = None,
+        queue: str | None = None,
+        category: str = "default",
+        retry: policy.Retry | None = None,
+        priority: int = 5,
+        timeout: float | None = None,
+        process: bool = False,
+    ) -> None:
+        if retry is not None and not isinstance(retry, policy.Retry):
+            raise ConfigError("retry= takes a tenure.Retry, such as tenure.Retry(attempts=3)")
+        kind = policy.category(category)
+        self._app = app
+        self._name = None if name is None else policy.name(name, "a task's name")
+        self._queue = kind.queue if queue is None else policy.queue_name(queue)
+        self._category = kind
+        self._retry = kind.retry if retry is None else retry
+        self._priority = policy.priority(priority)
+        self._timeout = app.settings.timeout if timeout is None else checked_timeout(timeout)
+        self._process = process
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+    def __call__(self, function: Callable[..., Any], /) -> Task[..., Any]:
+        settings = TaskSettings(
+            name=self._name or policy.name(function.__name__, "a task's name"),
+            queue=self._queue,
+            category=self._category,
+            retry=self._retry,
+            priority=self._priority,
+            timeout=self._timeout,
+            process=self._process,
+        )
+        task: Task[..., Any] = Task(function, self._app, settings)
+        self._app.register(task)
+        return task
+
+
+def _where(function: Callable[..., Any]) -> str:
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
+
+
+__all__ = ["Actor", "App", "open_store", "open_wakeup", "run_fleet", "sqlite_path"]

@@ -1,0 +1,376 @@
+"""`tenure bench`, the sections with a worker: how soon a job starts, what idling costs, what a kill
+costs. The worker is the real command in processes of its own, on the benchmark's own file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tenure.cli.bench_raw import Tell, percentile
+from tenure.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from tenure.app import App
+
+COLD_APP = """
+import tenure
+app = tenure.App()
+@app.task
+async def nothing(data: dict) -> None: ...
+nothing.enqueue({"n": 1})
+"""
+COLD_RUNS = 30
+SILENCE = 10.0
+READY_SECONDS = 30.0
+BACKLOG = 100_000
+
+
+class Site(NamedTuple):
+    """Where a section runs: an app on a fresh file, in a directory of the benchmark's own."""
+
+    app: App
+    directory: str
+    tell: Tell
+    quick: bool
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Ours without the settings of whoever runs the benchmark."""
+        kept = {name: v for name, v in os.environ.items() if not name.startswith("TENURE_")}
+        return kept | self.app.settings.to_env()
+
+
+# ------------------------------------------------------------------------------- a worker
+
+
+def worker_command(*options: str) -> list[str]:
+    app = "tenure.cli.bench_jobs:app"
+    return [sys.executable, "-m", "tenure", "-A", app, "worker", "-l", "error", *options]
+
+
+def start_worker(site: Site, *options: str) -> subprocess.Popen[bytes]:
+    with open(os.path.join(site.directory, "worker.log"), "ab") as log:
+        return subprocess.Popen(  # noqa: S603  our own command, no shell
+            worker_command(*options),
+            cwd=site.directory,
+            env=site.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def wait_for(done: Callable[[], Any], what: str, seconds: float = READY_SECONDS) -> float:
+    """Until it is so; how long that took. Looks every 2 ms."""
+    began = time.monotonic()
+    while not done():
+        if time.monotonic() - began > seconds:
+            raise StoreUnavailable(f"bench: {what} took longer than {seconds:g} s; gave up")
+        time.sleep(0.002)
+    return time.monotonic() - began
+
+
+def end_worker(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # a session of its own: only its children
+    process.wait()
+
+
+@contextlib.contextmanager
+def worker(site: Site, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker that has registered, so its child has said hello; ended at the end of the block."""
+    before = sum(w.dead_at is None for w in site.app.workers())
+    process = start_worker(site, *options)
+    try:
+        wait_for(
+            lambda: (
+                process.poll() is not None
+                or sum(w.dead_at is None for w in site.app.workers()) > before
+            ),
+            "starting a worker",
+        )
+        if process.poll() is not None:
+            raise StoreUnavailable(f"bench: the worker did not start: {worker_log(site)}")
+        time.sleep(0.2)  # its threads and watches
+        yield process
+    finally:
+        end_worker(process)
+
+
+def worker_log(site: Site) -> str:
+    path = os.path.join(site.directory, "worker.log")
+    with open(path, encoding="utf-8", errors="replace") as log:
+        return log.read()[-2000:].strip() or "it said nothing"
+
+
+def drain(site: Site, jobs: int, processes: int) -> float:
+    """Jobs a second, from the first to the last completion that history has."""
+    process = start_worker(site, "--drain", "-p", str(processes))
+    try:
+        while True:
+            try:
+                code = process.wait(0.25)
+                break
+            except subprocess.TimeoutExpired:
+                done, _, _ = completions(site)
+                site.tell(done, jobs, "drain")
+    finally:
+        end_worker(process)
+    done, first, last = completions(site)
+    if code != 0 or done != jobs:
+        raise StoreUnavailable(f"bench: {done} of {jobs} jobs drained: {worker_log(site)}")
+    return done / max((last - first) / 1000, 0.001)
+
+
+def completions(site: Site) -> tuple[int, int, int]:
+    store: Any = site.app.store
+    with store.file.read() as db:
+        row = db.execute(
+            "SELECT count(*), coalesce(min(completed_at), 0), coalesce(max(completed_at), 0) "
+            "FROM tenure_history"
+        ).fetchone()
+    return row[0], row[1], row[2]
+
+
+def results(site: Site, ids: list[str], seconds: float = READY_SECONDS) -> list[Any]:
+    deadline = time.monotonic() + seconds
+    return [site.app.result(id, timeout=max(0.01, deadline - time.monotonic())) for id in ids]
+
+
+# ------------------------------------------------------------------------------- pick-up
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Milliseconds."""
+    found = {f"p{int(s * 100)}": percentile(values, s) * 1000 for s in (0.5, 0.95, 0.99)}
+    return found | {"max": max(values) * 1000}
+
+
+def paced(
+    site: Site, count: int, every: float, enqueue: Callable[[int], tuple[str, float]], what: str
+) -> list[float]:
+    """Enqueue at a steady pace; for each job from just before the call to the handler's start."""
+    sent: list[tuple[str, float]] = []
+    began = time.monotonic()
+    for number in range(count):
+        time.sleep(max(0.0, began + number * every - time.monotonic()))
+        sent.append(enqueue(number))
+        site.tell(number, count, what)
+    started = results(site, [id for id, _ in sent])
+    return [start - before for start, (_, before) in zip(started, sent, strict=True)]
+
+
+def pickup(site: Site) -> dict[str, float]:
+    """An idle worker, one job every 50 ms, 200 times."""
+    from tenure.cli.bench_jobs import clock
+
+    def enqueue(number: int) -> tuple[str, float]:
+        before = time.time()
+        return clock.enqueue({"n": number}).id, before
+
+    with worker(site):
+        return spread(paced(site, 200, 0.05, enqueue, "pick-up"))
+
+
+def commit(site: Site) -> dict[str, float]:
+    """A queue fed at 200 a second; every other job in a caller's transaction, and those count,
+    from just before the COMMIT."""
+    from tenure.cli.bench_jobs import clock
+
+    store: Any = site.app.store
+    db = store.file.module.connect(store.file.path, isolation_level=None)
+    db.execute("CREATE TABLE IF NOT EXISTS orders (n INTEGER)")
+    joined = clock.options(conn=db)
+
+    def enqueue(number: int) -> tuple[str, float]:
+        if number % 2:
+            return clock.enqueue({"n": number}).id, time.time()
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("INSERT INTO orders VALUES (?)", (number,))
+        id = joined.enqueue({"n": number}).id
+        before = time.time()
+        db.execute("COMMIT")
+        return id, before
+
+    try:
+        with worker(site):
+            return spread(paced(site, 1000, 0.005, enqueue, "pick-up after COMMIT")[::2])
+    finally:
+        db.close()
+
+
+def priority(site: Site) -> dict[str, float]:
+    """Priority 1 beside a backlog of 100,000 that a busy worker is eating."""
+    from tenure.cli.bench_jobs import clock, nothing
+    from tenure.cli.bench_raw import enqueue_in_batches
+
+    enqueue_in_batches(site.app, nothing, BACKLOG, site.tell)
+    first = clock.options(priority=1)
+
+    def enqueue(number: int) -> tuple[str, float]:
+        before = time.time()
+        return first.enqueue({"n": number}).id, before
+
+    with worker(site):
+        found = spread(paced(site, 60, 0.02, enqueue, "priority 1"))
+        left = BACKLOG + 60 - completions(site)[0]
+    return found | {"backlog_left": float(left)}
+
+
+def delayed(site: Site) -> dict[str, float]:
+    """100 jobs due between 0.5 and 2.5 s from now, on an idle worker: how late each starts."""
+    from tenure.cli.bench_jobs import clock
+
+    with worker(site):
+        jobs = [clock.options(delay=0.5 + place / 50).job({"n": place}) for place in range(100)]
+        ids = [receipt.id for receipt in site.app.enqueue_many(jobs)]
+        started = results(site, ids)
+        due = [job.scheduled_at.timestamp() for id in ids if (job := site.app.get(id))]
+    return spread([start - when for start, when in zip(started, due, strict=True)])
+
+
+# ------------------------------------------------------------------------------- processes
+
+
+def cold(site: Site) -> dict[str, float]:
+    """Whole life of a process, interpreter included; and what `import tenure` adds to a bare one."""
+    site.app.migrate()
+
+    def run(code: str) -> float:
+        began = time.perf_counter()
+        subprocess.run(  # noqa: S603  our own interpreter, no shell
+            [sys.executable, "-c", code], env=site.environment, cwd=site.directory, check=True
+        )
+        return time.perf_counter() - began
+
+    taken: dict[str, list[float]] = {"pass": [], "import tenure": [], COLD_APP: []}
+    for number in range(COLD_RUNS + 1):
+        for code, seconds in taken.items():
+            seconds.append(run(code))
+        site.tell(number, COLD_RUNS, "cold starts")
+    bare, imported, enqueued = (seconds[1:] for seconds in taken.values())  # the first warms disks
+    return {
+        "p50": percentile(enqueued, 0.5) * 1000,
+        "p95": percentile(enqueued, 0.95) * 1000,
+        "bare": percentile(bare, 0.5) * 1000,
+        "import": (percentile(imported, 0.5) - percentile(bare, 0.5)) * 1000,
+    }
+
+
+def _children(pid: int) -> list[int]:
+    """Of any of its threads: on Linux a child belongs to the thread that started it."""
+    found: list[int] = []
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+            found += [int(child) for child in file.read().split()]
+    return found
+
+
+def _cpu_seconds(pid: int) -> float:
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _megabytes(pid: int) -> float:
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+        resident = next(line for line in file if line.startswith("VmRSS"))
+    return int(resident.split()[1]) / 1024
+
+
+def idle(site: Site) -> dict[str, float]:
+    """Supervisor and one child after a little work and 10 s of silence."""
+    from tenure.cli.bench_jobs import clock
+
+    window = 15.0 if site.quick else 60.0
+    with worker(site) as process:
+        results(site, [clock.enqueue({"n": number}).id for number in range(100)])
+        pids = [process.pid, *_children(process.pid)]
+        time.sleep(SILENCE)
+        before, began = sum(map(_cpu_seconds, pids)), time.monotonic()
+        while (passed := time.monotonic() - began) < window:
+            site.tell(int(passed), int(window), "idling")
+            time.sleep(1.0)
+        used = sum(map(_cpu_seconds, pids)) - before
+        sizes = [_megabytes(pid) for pid in pids]
+    return {
+        "cpu_percent": 100 * used / passed,
+        "supervisor_mb": sizes[0],
+        "child_mb": max(sizes[1:]),
+    }
+
+
+def sleepers(site: Site) -> dict[str, float]:
+    """1,000 async jobs that sleep 3 s in one child: how many slept at once, when all had begun."""
+    from tenure.cli.bench_jobs import sleep
+
+    with worker(site, "-c", "1000", "-p", "1"):
+        before = time.time()
+        jobs = [sleep.job(3.0) for _ in range(1000)]
+        spans = results(site, [receipt.id for receipt in site.app.enqueue_many(jobs)])
+    edges = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
+    at_once = most = 0
+    for _when, step in edges:
+        at_once += step
+        most = max(most, at_once)
+    return {"at_once": float(most), "all_begun_ms": (max(s for s, _ in spans) - before) * 1000}
+
+
+def recovery(site: Site) -> dict[str, float]:
+    """SIGKILL, and the time until the jobs that were running can be claimed again."""
+    return {"child_s": _kill_child(site), "worker_s": _kill_worker(site)}
+
+
+def _running(site: Site) -> dict[str, int]:
+    return {job.id: job.lease_no for job in site.app.find(status="in_progress")}
+
+
+def _taken_from(site: Site, held: dict[str, int]) -> float:
+    """Until none of these leases stands any more: queued again, or already claimed by another."""
+    return wait_for(lambda: not held.items() & _running(site).items(), "rescue")
+
+
+def _kill_child(site: Site) -> float:
+    from tenure.cli.bench_jobs import sleep
+
+    with worker(site) as process:
+        ids = [sleep.enqueue(30.0).id for _ in range(5)]
+        wait_for(lambda: len(_running(site)) == 5, "starting five jobs")
+        held = _running(site)
+        for child in _children(process.pid):
+            os.kill(child, signal.SIGKILL)
+        took = _taken_from(site, held)
+        _empty(site, ids)
+    return took
+
+
+def _kill_worker(site: Site) -> float:
+    from tenure.cli.bench_jobs import sleep
+
+    with worker(site) as process:
+        ids = [sleep.enqueue(30.0).id for _ in range(5)]
+        wait_for(lambda: len(_running(site)) == 5, "starting five jobs")
+        held = _running(site)
+        with worker(site):
+            os.killpg(process.pid, signal.SIGKILL)
+            took = _taken_from(site, held)
+            _empty(site, ids)
+    return took
+
+
+def _empty(site: Site, ids: list[str]) -> None:
+    for id in ids:
+        site.app.cancel(id)
+    wait_for(lambda: not _running(site), "cancelling")

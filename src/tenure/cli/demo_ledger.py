@@ -1,0 +1,168 @@
+"""The books of `tenure demo`: what was promised, what the audit trail says, whether it adds up."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from tenure.job import TERMINAL
+
+if TYPE_CHECKING:
+    from tenure.job import Event, Job
+    from tenure.store import Store
+
+PAGE = 500
+ENDS = ("job.succeeded", "job.failed", "job.deadlettered", "job.cancelled")
+PUT_BACK = ("job.rescued", "job.released")
+
+
+class Kind(NamedTuple):
+    """A task of the demo, how many jobs it gets, and how each of them has to end."""
+
+    task: str
+    what: str
+    count: int
+    status: str = "completed"
+    code: str | None = None
+
+
+def kinds(jobs: int) -> list[Kind]:
+    """`jobs` divided into kinds: half of them do nothing, most of the others little."""
+    reports, cards = max(8, jobs // 100), max(10, jobs // 25)
+    files, partners, images = max(4, jobs // 250), max(3, jobs // 400), 2
+    pings = jobs // 2
+    emails = jobs - pings - reports - cards - files - partners - images
+    return [
+        Kind("ping", "does nothing", pings),
+        Kind("send_email", "quick", emails),
+        Kind("make_report", "slow, with progress", reports),
+        Kind("charge_card", "fails at first, is retried", cards),
+        Kind("import_file", "cannot succeed, says so", files, "failed", "BAD_FILE"),
+        Kind("call_partner", "fails every time", partners, "dead_letter", "ConnectionError"),
+        Kind("resize_image", "poison: kills its process", images, "dead_letter", "poison"),
+    ]
+
+
+class Ledger:
+    """The audit trail, read as it grows."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._seq = 0
+        self.succeeded: Counter[str] = Counter()  # by task
+        self.dead: Counter[str] = Counter()  # by task
+        self.retried: Counter[str] = Counter()  # by task
+        self.runs = 0
+        self.put_back: list[Event] = []  # runs that were cut short
+        self.ends: Counter[str] = Counter()  # by job: 1 each, or something is wrong
+        self.successes: Counter[str] = Counter()  # by job
+        self.running: dict[str, str] = {}  # job -> task
+
+    @property
+    def ended(self) -> int:
+        return len(self.ends)
+
+    def read(self) -> bool:
+        """Take in what is new; False when nothing is."""
+        before = self._seq
+        while page := self._store.events(after=self._seq, limit=PAGE):
+            for event in page:
+                self._enter(event)
+            self._seq = page[-1].seq
+        return self._seq > before
+
+    def _enter(self, event: Event) -> None:
+        job, task = event.job_id, event.type
+        if job is None or task is None:
+            return
+        if event.kind == "job.started":
+            self.running[job] = task
+            self.runs += 1
+            return
+        self.running.pop(job, None)
+        if event.kind in ENDS:
+            self.ends[job] += 1
+        if event.kind == "job.succeeded":
+            self.succeeded[task] += 1
+            self.successes[job] += 1
+        elif event.kind in ENDS:
+            self.dead[task] += 1
+        elif event.kind == "job.retried":
+            self.retried[task] += 1
+        elif event.kind in PUT_BACK:
+            self.put_back.append(event)
+
+
+# ------------------------------------------------------------------------------- the audit
+
+
+class Check(NamedTuple):
+    ok: bool
+    text: str
+
+
+def audit(acknowledged: Sequence[str], jobs: Iterable[Job], ledger: Ledger) -> list[Check]:
+    """Receipts against rows, rows against events: three books kept apart."""
+    found = {job.id: job for job in jobs}
+    return [
+        _nothing_lost(acknowledged, found),
+        _ended_once(acknowledged, ledger),
+        _results_once(found, ledger),
+    ]
+
+
+def statuses(jobs: Iterable[Job]) -> dict[str, int]:
+    counts = Counter(job.status for job in jobs)
+    return {name: counts[name] for name in ("completed", "failed", "dead_letter", "cancelled")}
+
+
+def _nothing_lost(acknowledged: Sequence[str], found: dict[str, Job]) -> Check:
+    counts = statuses(found.values())
+    lost = set(acknowledged) - set(found)
+    strange = set(found) - set(acknowledged)
+    open_ = sum(job.status not in TERMINAL for job in found.values())
+    ok = not lost and not strange and not open_ and sum(counts.values()) == len(acknowledged)
+    adds = " + ".join(f"{number:,} {name}" for name, number in counts.items())
+    text = f"{len(acknowledged):,} enqueued {'=' if ok else '≠'} {adds}"
+    if not ok:
+        text += f"; lost: {len(lost)}, never enqueued: {len(strange)}, not ended: {open_}"
+    return Check(ok, text)
+
+
+def _ended_once(acknowledged: Sequence[str], ledger: Ledger) -> Check:
+    once = sum(ledger.ends[id] == 1 for id in acknowledged)
+    ok = once == len(acknowledged) == ledger.ended
+    text = f"every job ended exactly once: {once:,} of {len(acknowledged):,}, in {ledger.runs:,} runs"
+    return Check(ok, text)
+
+
+def _results_once(found: dict[str, Job], ledger: Ledger) -> Check:
+    completed = {id for id, job in found.items() if job.status == "completed"}
+    wrong = sum(ledger.successes[id] != (id in completed) for id in found)
+    if wrong:
+        return Check(False, f"{wrong:,} jobs whose row and audit trail disagree about success")
+    return Check(True, "rows and audit trail agree about every job")
+
+
+def as_expected(kinds: Sequence[Kind], jobs: Iterable[Job]) -> Check:
+    """Each kind ended the way it has to, whoever was killed meanwhile."""
+    expected = {kind.task: kind for kind in kinds}
+    wrong = [
+        job
+        for job in jobs
+        if job.status != expected[job.type].status
+        or (expected[job.type].code or job.error_code) != job.error_code
+    ]
+    if not wrong:
+        return Check(True, f"each of the {len(kinds)} kinds ended as it has to")
+    job = wrong[0]
+    detail = f"{job.type} {job.id} is {job.status}, {job.error_code}: {job.error}"
+    return Check(False, f"{len(wrong):,} jobs did not end as they have to, such as {detail}")
+
+
+def percentile(values: Sequence[float], fraction: float) -> float:
+    """The value that `fraction` of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]

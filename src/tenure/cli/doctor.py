@@ -1,0 +1,182 @@
+"""`tenure doctor`: what is wrong, and what to do about it. Exit code 1 when there is a problem."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from tenure.cli import output, target
+from tenure.cli.why import is_live, knows, serves
+from tenure.job import DEAD
+from tenure.store import Finding
+
+if TYPE_CHECKING:
+    import datetime
+
+    from tenure.app import App
+    from tenure.store import QueueInfo, WorkerInfo
+
+MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "red")}
+OLDEST_MS = 3_600_000
+MANY_DEAD = 100
+NAMES_SHOWN = 5
+
+
+def add_commands(commands: target.Commands) -> None:
+    parser = target.add_command(
+        commands, "doctor", "say what is wrong with the database, the workers and the queues"
+    )
+    parser.set_defaults(run=examine)
+
+
+def examine(args: argparse.Namespace) -> int:
+    with target.existing(args) as (app, named):
+        findings = [*app.store.inspect(), *_general(app, named)]
+    for finding in findings:
+        if args.json:
+            output.say_json(finding._asdict())
+        else:
+            _print(finding)
+    problems = sum(finding.level == "problem" for finding in findings)
+    warnings = sum(finding.level == "warning" for finding in findings)
+    if not args.json:
+        found = f"{output.count(problems, 'problem')}, {output.count(warnings, 'warning')}"
+        output.say("all well" if not problems and not warnings else found)
+    return 1 if problems else 0
+
+
+def _print(finding: Finding) -> None:
+    mark, colour = MARKS[finding.level]
+    output.say(f"{output.paint(mark, colour)} {finding.check}: {output.plain(finding.message)}")
+    if finding.remedy:
+        output.say(f"    → {output.plain(finding.remedy)}")
+
+
+def _general(app: App, named: bool) -> list[Finding]:
+    """What any store can say through its contract."""
+    now = output.utc_now()
+    workers, queues = app.workers(), app.queues()
+    live = [worker for worker in workers if is_live(worker, now)]
+    return [
+        *(Finding("settings", "warning", line) for line in app.settings.warnings()),
+        _hints(app),
+        _live_workers(live, queues),
+        *_lost_workers(workers, now),
+        *_unserved(live, queues),
+        *_paused(queues),
+        _oldest(queues),
+        *_unknown_types(app, named, live),
+        _dead_letters(app),
+    ]
+
+
+def _hints(app: App) -> Finding:
+    hints = app.open_wakeup()
+    try:
+        text = hints.describe().removeprefix("hints: ")
+        return Finding("hints", "ok" if hints.healthy() else "warning", text)
+    finally:
+        hints.close()
+
+
+def _live_workers(live: Sequence[WorkerInfo], queues: Sequence[QueueInfo]) -> Finding:
+    if live:
+        running = sum(worker.held for worker in live)
+        text = f"{output.count(len(live), 'live worker')}, {output.count(running, 'job')} running"
+        return Finding("workers", "ok", text)
+    ready = sum(queue.ready for queue in queues)
+    remedy = "start one: tenure -A module:app worker"
+    if ready:
+        text = f"no live worker, and {output.count(ready, 'job')} due"
+        return Finding("workers", "problem", text, remedy)
+    return Finding("workers", "warning", "no live worker", remedy)
+
+
+def _lost_workers(workers: Sequence[WorkerInfo], now: datetime.datetime) -> list[Finding]:
+    return [
+        Finding(
+            "leases",
+            "problem",
+            f"worker {worker.id} is gone and still holds {output.count(worker.held, 'job')}",
+            "any live worker puts them back into the queue: start one",
+        )
+        for worker in workers
+        if worker.held and not is_live(worker, now)
+    ]
+
+
+def _unserved(live: Sequence[WorkerInfo], queues: Sequence[QueueInfo]) -> list[Finding]:
+    if not live:
+        return []
+    return [
+        Finding(
+            "queues",
+            "problem",
+            f"no live worker serves q:{queue.name} with {output.count(queue.ready, 'due job')}",
+            f"start one with -Q {queue.name}, or without -Q for all queues",
+        )
+        for queue in queues
+        if queue.ready and not any(serves(worker, queue.name) for worker in live)
+    ]
+
+
+def _paused(queues: Sequence[QueueInfo]) -> list[Finding]:
+    return [
+        Finding(
+            "queues",
+            "warning",
+            f"q:{queue.name} is paused by {queue.paused_by} with "
+            f"{output.count(queue.ready, 'due job')}"
+            + (f" because: {queue.pause_reason}" if queue.pause_reason else ""),
+            f"tenure queues resume {queue.name}",
+        )
+        for queue in queues
+        if queue.paused_at is not None and queue.ready
+    ]
+
+
+def _oldest(queues: Sequence[QueueInfo]) -> Finding:
+    waiting = {q.name: q.oldest_ms for q in queues if q.oldest_ms is not None and not q.paused_at}
+    if not waiting:
+        return Finding("backlog", "ok", "no job is due and waiting")
+    name = max(waiting, key=waiting.__getitem__)
+    text = f"the oldest due job has been waiting for {output.span(waiting[name] / 1000)}, q:{name}"
+    if waiting[name] <= OLDEST_MS:
+        return Finding("backlog", "ok", text)
+    remedy = f"`tenure jobs --queue {name} --status queued`, then `tenure job ID` says why; "
+    return Finding("backlog", "problem", text, remedy + "more workers or a higher -c help load")
+
+
+def _unknown_types(app: App, named: bool, live: Sequence[WorkerInfo]) -> list[Finding]:
+    if named:
+        known, whose = frozenset(app.tasks), "this app does not have"
+    elif live:
+        types = app.store.unknown_types(frozenset())
+        known = frozenset(t for t in types if any(knows(worker, t) for worker in live))
+        whose = "no live worker knows"
+    else:
+        return []
+    unknown = app.store.unknown_types(known)
+    if not unknown:
+        return []
+    names = ", ".join(f"{type} ({number:,})" for type, number in [*unknown.items()][:NAMES_SHOWN])
+    more = f" and {len(unknown) - NAMES_SHOWN} more" if len(unknown) > NAMES_SHOWN else ""
+    return [
+        Finding(
+            "types",
+            "problem",
+            f"queued jobs of types {whose}: {names}{more}",
+            "deploy a worker whose app has the task, or `tenure cancel --type …`",
+        )
+    ]
+
+
+def _dead_letters(app: App) -> Finding:
+    totals = app.store.totals()
+    dead = sum(totals.get(status, 0) for status in DEAD)
+    if not dead:
+        return Finding("dead letters", "ok", "none")
+    level: Literal["warning", "problem"] = "problem" if dead >= MANY_DEAD else "warning"
+    remedy = "`tenure jobs --dead` lists them; `tenure replay` or `tenure discard` them"
+    return Finding("dead letters", level, output.count(dead, "dead job"), remedy)

@@ -1,0 +1,248 @@
+"""What people and programs read: aligned tables, relative times, colours, JSON lines.
+
+A pipe gets whole lines without colours; only a terminal gets lines cut to its width.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TextIO
+
+GAP = "  "
+LEAST_LAST_COLUMN = 12
+COLOURS = {"red": 31, "green": 32, "yellow": 33, "blue": 34, "bold": 1, "dim": 2}
+# A stored error may hold anything: control characters must not reach somebody's terminal.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+STATUS_COLOURS = {
+    "queued": "blue",
+    "in_progress": "yellow",
+    "completed": "green",
+    "failed": "red",
+    "dead_letter": "red",
+    "cancelled": "dim",
+}
+
+
+# ------------------------------------------------------------------------------- lines
+
+
+def say(text: str = "") -> None:
+    print(text)
+
+
+def complain(text: str) -> None:
+    print(f"tenure: {text}", file=sys.stderr)
+
+
+def flush() -> None:
+    """Whoever follows us sees it now."""
+    sys.stdout.flush()
+
+
+def say_json(value: object) -> None:
+    """One JSON object on one line, flushed: whoever follows us sees it now."""
+    import json
+
+    print(json.dumps(value, ensure_ascii=False, default=_json_value), flush=True)
+
+
+def _json_value(value: object) -> object:
+    if isinstance(value, datetime.datetime):
+        return value.astimezone(datetime.UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+    return str(value)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, colour: str | None, stream: TextIO | None = None) -> str:
+    if colour is None or not text or os.environ.get("NO_COLOR"):
+        return text
+    if not is_terminal(stream or sys.stdout):
+        return text
+    return f"\x1b[{COLOURS[colour]}m{text}\x1b[0m"
+
+
+# ------------------------------------------------------------------------------- tables
+
+
+def plain(cell: object) -> str:
+    """A cell's text: one line, thousands separated, nothing that moves a cursor."""
+    if cell is None:
+        return ""
+    if isinstance(cell, int) and not isinstance(cell, bool):
+        return f"{cell:,}"
+    text = str(cell).replace("\r\n", "\n").replace("\n", " ⏎ ").replace("\t", " ")
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def width(text: str) -> int:
+    """Columns on a terminal: Chinese takes two each, a combining accent none."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width
+
+    return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def cut(text: str, columns: int) -> str:
+    if width(text) <= columns:
+        return text
+    while text and width(text) > columns - 1:
+        text = text[: min(len(text) - 1, columns - 1)]
+    return text + "…"
+
+
+def terminal_columns() -> int | None:
+    """None where nobody looks at the width."""
+    return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
+
+
+def table(
+    names: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    right: Iterable[int] = (),
+    tint: Mapping[int, Callable[[str], str | None]] | None = None,
+    heads: bool = True,
+) -> None:
+    """Columns as wide as their widest cell; on a terminal the last one is cut to what is left.
+    `tint` names the colour of a cell by its text, per column."""
+    body = [[plain(cell) for cell in row] for row in rows]
+    widths = [max(map(width, column)) for column in zip(names, *body, strict=True)]
+    room = terminal_columns()
+    if room is not None:
+        taken = sum(widths[:-1]) + len(GAP) * (len(widths) - 1)
+        widths[-1] = min(widths[-1], max(room - taken, LEAST_LAST_COLUMN))
+    rights = frozenset(right)
+    if heads:
+        say(paint(_line(names, widths, rights, {}), "bold"))
+    for row in body:
+        say(_line(row, widths, rights, tint or {}))
+
+
+def _line(
+    cells: Sequence[str],
+    widths: Sequence[int],
+    right: frozenset[int],
+    tint: Mapping[int, Callable[[str], str | None]],
+) -> str:
+    parts = []
+    for place, (text, columns) in enumerate(zip(cells, widths, strict=True)):
+        shown = cut(text, columns) if place == len(widths) - 1 else text
+        padding = " " * (columns - width(shown))
+        painted = paint(shown, tint[place](text)) if place in tint else shown
+        parts.append(padding + painted if place in right else painted + padding)
+    return GAP.join(parts).rstrip()
+
+
+def pairs(rows: Iterable[tuple[str, object]]) -> None:
+    """`name   value` lines, aligned; empty values are left out."""
+    shown = [(name, plain(value)) for name, value in rows if value not in (None, "")]
+    longest = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
+        say(f"{GAP}{paint(name.ljust(longest), 'dim')}{GAP}{value}")
+
+
+# ------------------------------------------------------------------------------- times
+
+
+def span(seconds: float) -> str:
+    """A length of time in its largest fitting unit: `40 ms`, `3.2 s`, `4 min`, `2 h`, `5 days`."""
+    seconds = abs(seconds)
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s".replace(".0 s", " s")
+    if seconds < 89.5:
+        return f"{seconds:.0f} s"
+    if seconds < 89.5 * 60:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 35.5 * 3600:
+        return f"{seconds / 3600:.0f} h"
+    return f"{seconds / 86400:,.0f} days"
+
+
+def relative(when: datetime.datetime | None, now: datetime.datetime) -> str:
+    """`3 min ago`, `in 4 min`, `just now`; nothing for nothing."""
+    if when is None:
+        return ""
+    seconds = (when - now).total_seconds()
+    if seconds > 0:
+        return f"in {span(max(1, round(seconds)))}"
+    return "just now" if seconds > -1 else f"{span(round(-seconds))} ago"
+
+
+def stamp(when: datetime.datetime) -> str:
+    return when.astimezone(datetime.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def utc_now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def count(number: int, noun: str) -> str:
+    """`1 job`, `1,200 jobs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def fields(value: object) -> str:
+    """A small JSON object as `name=value` words, for the last column."""
+    if not isinstance(value, dict):
+        return "" if value is None else str(value)
+    return " ".join(f"{name}={_word(item)}" for name, item in value.items() if item is not None)
+
+
+def _word(value: object) -> str:
+    text = str(value)
+    return repr(text) if " " in text or not text else text
+
+
+# ------------------------------------------------------------------------------- a live line
+
+
+class LiveLine:
+    """One line on stderr that rewrites itself; silent where stderr is no terminal."""
+
+    def __init__(self) -> None:
+        self.on = is_terminal(sys.stderr)
+        self._lock = threading.Lock()
+        self._text = ""
+
+    def show(self, text: str) -> None:
+        if self.on:
+            columns = shutil.get_terminal_size().columns
+            with self._lock:
+                self._text = cut(plain(text), columns - 1)
+                self._write(f"\r\x1b[K{self._text}")
+
+    def bar(self, done: int, total: int, what: str) -> None:
+        filled = 24 * done // max(total, 1)
+        self.show(f"{what} [{'#' * filled}{'.' * (24 - filled)}] {done:,} of {total:,}")
+
+    def above(self, write: Callable[[], Any]) -> None:
+        """Let something else print, then draw the line again below it."""
+        with self._lock:
+            if self._text:
+                self._write("\r\x1b[K")
+            write()
+            if self._text:
+                self._write(self._text)
+
+    def clear(self) -> None:
+        if self.on:
+            with self._lock:
+                self._text = ""
+                self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()

@@ -1,0 +1,261 @@
+"""Which app and which database a command talks to: -A, --url, the environment, tenure.toml.
+
+Commands that only read or operate never create a database: a mistyped URL must not look like an
+empty queue.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tenure.config import Settings
+from tenure.errors import ConfigError, SchemaError, StoreUnavailable
+
+if TYPE_CHECKING:
+    from tenure.app import App
+    from tenure.job import Actor
+    from tenure.store import Store
+
+Commands = Any  # argparse's own type for "the subparsers" is private and not subscriptable
+
+
+class Target(NamedTuple):
+    app: App
+    named: bool  # by -A or TENURE_APP: its tasks are known
+
+
+# ------------------------------------------------------------------------------- options
+
+
+def add_target_options(parser: argparse.ArgumentParser, *, root: bool = False) -> None:
+    """The same options before and after the command; the one given last counts."""
+    # SUPPRESS: a command that was not given one must not wipe out what stood before it.
+    unset = None if root else argparse.SUPPRESS
+    group = parser.add_argument_group("which app, which database")
+    group.add_argument(
+        "-A",
+        "--app",
+        metavar="MODULE:ATTR",
+        default=unset,
+        help="the app, such as shop.jobs:app (default: $TENURE_APP)",
+    )
+    group.add_argument(
+        "--url",
+        default=unset,
+        help="the database, overriding the app's (default: $TENURE_URL, tenure.toml, "
+        "sqlite:///tenure.db)",
+    )
+    group.add_argument(
+        "--json",
+        action="store_true",
+        default=False if root else argparse.SUPPRESS,
+        help="JSON instead of text, one object a line",
+    )
+
+
+def add_command(
+    commands: Commands, name: str, help: str, *, description: str | None = None
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help,
+        description=description or f"{help[0].upper()}{help[1:]}.",
+        allow_abbrev=False,
+    )
+    add_target_options(parser)
+    return parser
+
+
+def job_id(text: str) -> str:
+    """An argparse type: a ULID or a UUID."""
+    from tenure.errors import JobError
+    from tenure.ids import parse_id
+
+    try:
+        return parse_id(text)
+    except JobError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def positive(text: str) -> int:
+    """An argparse type: a whole number from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+# ------------------------------------------------------------------------------- the app
+
+
+def app_spec(args: argparse.Namespace) -> str:
+    """What -A names, for commands that cannot do without."""
+    spec = Settings.load(app=args.app).app
+    if spec is None:
+        raise ConfigError(
+            f"`tenure {args.command}` needs your app: tenure -A module:app {args.command} …, "
+            "or set TENURE_APP"
+        )
+    return spec
+
+
+def load_app(spec: str) -> App:
+    """`module:attr`, or `module` when it holds a single tenure.App."""
+    from tenure.app import App
+
+    module_name, colon, path = spec.partition(":")
+    if "/" in module_name or module_name.endswith(".py") or not module_name:
+        raise ConfigError(
+            f"-A {spec!r} is not a module: write it as Python imports it, such as shop.jobs:app"
+        )
+    module = _import(module_name)
+    if not colon:
+        apps = {id(value): name for name, value in vars(module).items() if isinstance(value, App)}
+        if len(apps) != 1:
+            found = ", ".join(f"{module_name}:{name}" for name in apps.values()) or "none"
+            raise ConfigError(
+                f"module {module_name!r} must hold exactly one tenure.App for -A {module_name}; "
+                f"found {found}. Say which: -A {module_name}:app"
+            )
+        path = next(iter(apps.values()))
+    found_app: object = module
+    for name in path.split("."):
+        found_app = getattr(found_app, name, None)
+    if not isinstance(found_app, App):
+        apps_there = [name for name, value in vars(module).items() if isinstance(value, App)]
+        hint = f"; it has {module_name}:{apps_there[0]}" if apps_there else ""
+        kind = "not there" if found_app is None else f"a {type(found_app).__name__}"
+        raise ConfigError(f"-A {spec}: {path!r} is {kind}, it must be a tenure.App{hint}")
+    return found_app
+
+
+def _import(name: str) -> Any:
+    import importlib
+
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise _broken(name, error) from error
+        raise ConfigError(
+            f"there is no module {name!r} to import: run tenure in the directory that contains "
+            "it, install its package, or correct -A"
+        ) from None
+    except Exception as error:
+        raise _broken(name, error) from error
+
+
+def _broken(name: str, error: Exception) -> ConfigError:
+    """The user's module raised: say what and where, without our own frames around it."""
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if "importlib" not in file:
+            place = f" ({file}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return ConfigError(f"importing {name!r} failed: {type(error).__name__}: {error}{place}")
+
+
+def _with_url(app: App, url: str | None) -> App:
+    if url is not None:
+        from dataclasses import replace
+
+        app.close()
+        given = app.settings._given | {"url"}
+        app.settings = replace(app.settings, url=url, _given=given)
+    return app
+
+
+@contextmanager
+def named_app(args: argparse.Namespace) -> Iterator[App]:
+    """The app that -A names, for commands that need its tasks."""
+    app = _with_url(load_app(app_spec(args)), args.url)
+    try:
+        yield app
+    finally:
+        app.close()
+
+
+# ------------------------------------------------------------------------------- the database
+
+
+def _chosen(args: argparse.Namespace) -> Target:
+    from tenure.app import App
+
+    settings = Settings.load(url=args.url, app=args.app)
+    # --url says all a reading command needs, so an app from the environment is not imported.
+    if args.app is not None or (settings.app is not None and args.url is None):
+        return Target(_with_url(load_app(settings.app or args.app), args.url), named=True)
+    return Target(App(args.url), named=False)
+
+
+@contextmanager
+def existing(args: argparse.Namespace) -> Iterator[Target]:
+    """The app with its database, which must be there already."""
+    target = _chosen(args)
+    try:
+        require_database(target.app.settings.url, target.app.store)
+        yield target
+    finally:
+        target.app.close()
+
+
+@contextmanager
+def anywhere(args: argparse.Namespace) -> Iterator[Target]:
+    """The same, also when the database is yet to be created."""
+    target = _chosen(args)
+    try:
+        yield target
+    finally:
+        target.app.close()
+
+
+def database_file(url: str) -> str | None:
+    """The file an SQLite URL names; None for a server."""
+    from tenure.app import sqlite_path
+
+    return os.path.abspath(sqlite_path(url)) if url.startswith("sqlite:") else None
+
+
+def require_database(url: str, store: Store) -> None:
+    path = database_file(url)
+    if path is not None and not os.path.isfile(path):
+        raise StoreUnavailable(
+            f"there is no database at {path}; enqueue something first or correct the URL"
+        )
+    if has_no_tables(store):
+        raise SchemaError(
+            f"{path or 'this database'} has no Tenure tables; enqueue something first, "
+            "run `tenure migrate`, or correct the URL"
+        )
+
+
+def has_no_tables(store: Store) -> bool:
+    """Looks without creating any: a store opened for anything else would."""
+    from tenure.stores.sqlite import SqliteStore
+
+    if not isinstance(store, SqliteStore):
+        return False
+    try:
+        return store.file.missing()
+    except store.file.module.Error as error:
+        raise store.file.explain(error) from error
+
+
+def operator() -> Actor:
+    """Who to name in the audit trail: the user of this shell."""
+    import getpass
+
+    from tenure.job import Actor
+
+    try:
+        return Actor("user", getpass.getuser())
+    except (KeyError, OSError):  # a container's user often has no name
+        return Actor("user", f"uid:{os.getuid()}")

@@ -1,0 +1,96 @@
+"""Step 1 of the walk: hand jobs to the store, wait for results, read page by page."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tenure.errors import DuplicateKey, JobFailed, JobNotFound
+from tenure.job import Event, Job, NewJob, Receipt
+from tenure.store import Filter, Store
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+T = TypeVar("T")
+PAGE = 100
+
+
+class Client:
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._pool: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+
+    def enqueue(
+        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: str = "return"
+    ) -> list[Receipt]:
+        receipts = self.store.enqueue(jobs) if conn is None else self.store.enqueue_on(conn, jobs)
+        if on_conflict == "error":
+            for job, receipt in zip(jobs, receipts, strict=True):
+                if receipt.duplicate:
+                    raise DuplicateKey(
+                        f"key {job.key!r} is taken by job {receipt.id} ({receipt.status}) in org "
+                        f"{job.terms.org!r}; use another key, or on_conflict='return' to get that "
+                        "job's receipt instead"
+                    )
+        return receipts
+
+    def result(self, id: str, timeout: float | None, org: str | None = None) -> Any:
+        """Wait for the end of a job; looks often at first, then ten times a second."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause = 0.002
+        while True:
+            job = self.store.get(id, org=org)
+            if job is None:
+                raise JobNotFound(f"there is no job {id}")
+            if job.status == "completed":
+                return job.result
+            if job.terminal:
+                raise JobFailed(
+                    f"job {id} ({job.type}) ended {job.status}: {job.error or 'no reason given'}",
+                    status=job.status,
+                    code=job.error_code,
+                )
+            if deadline is not None and time.monotonic() + pause > deadline:
+                raise TimeoutError(
+                    f"job {id} ({job.type}) is still {job.status} after {timeout:g} s; it goes on "
+                    "without you: ask again later, or `tenure job` it to see why"
+                )
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.1)
+
+    def find(self, where: Filter) -> Iterator[Job]:
+        """Page by page: no cursor stays open while the caller works."""
+        before: str | None = None
+        while page := self.store.find(where, before=before, limit=PAGE):
+            yield from page
+            before = page[-1].id
+            if len(page) < PAGE:
+                return
+
+    def events(self, job_id: str | None, org: str | None = None) -> Iterator[Event]:
+        after = 0
+        while page := self.store.events(job_id=job_id, org=org, after=after, limit=PAGE):
+            yield from page
+            after = page[-1].seq
+
+    async def in_thread(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """The async twins: the same call on a small pool of ours, the context copied."""
+        import asyncio
+        from concurrent.futures import ThreadPoolExecutor
+
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(4, thread_name_prefix="tenure")
+        work = functools.partial(contextvars.copy_context().run, call, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None

@@ -1,0 +1,184 @@
+"""The supervisor's side of its children: start one, hand it jobs, know what it holds."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from tenure.engine.board import Board, board_path
+from tenure.engine.wire import Assignment, Cancel, FromChild, Pipe, Run, Stop, ToChild
+from tenure.job import ClaimedJob
+
+AHEAD_SECONDS = 0.05  # claim ahead what the child empties in this time, at its measured rate
+MOST_AHEAD = 2000
+SLOTS = 10_000 + MOST_AHEAD  # the most concurrency the settings allow, and what is claimed ahead
+RATE_WINDOW = 0.25
+
+
+class Channel(Protocol):
+    def send(self, message: ToChild) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Child:
+    """One process (or embedded executor) and the jobs it has been given."""
+
+    def __init__(self, number: int, board: Board, concurrency: int, *, solo: bool) -> None:
+        self.number = number
+        self.board = board
+        self.concurrency = concurrency
+        self.solo = solo
+        self.channel: Channel | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.ready = False  # has said hello
+        self.leaving = False  # gets nothing new
+        self.killed: str | None = None  # why we killed it
+        self.gone = False
+        self.stuck = 0  # threads it has lost to handlers that do not end
+        self.born = time.monotonic()
+        self.holds: dict[str, tuple[ClaimedJob, int]] = {}  # id -> job, slot
+        self._free_slots = list(range(SLOTS))
+        self._lock = threading.Lock()
+        self._rate = 0.0
+        self._counted = 0
+        self._since = time.monotonic()
+
+    @property
+    def pid(self) -> int | None:
+        return None if self.process is None else self.process.pid
+
+    def room(self) -> int:
+        if not self.ready or self.leaving:
+            return 0
+        ahead = 0 if self.solo else min(int(self._rate * AHEAD_SECONDS), MOST_AHEAD)
+        return max(0, self.concurrency + ahead - len(self.holds))
+
+    def hand(self, jobs: list[ClaimedJob]) -> bool:
+        """Give it jobs to run; False when it is gone and holds nothing any more."""
+        assignments = []
+        with self._lock:
+            if self.gone:
+                return False
+            if not self.holds:
+                self._counted, self._since = 0, time.monotonic()
+            for job in jobs:
+                slot = self._free_slots.pop()
+                self.board.assign(slot, job.id)
+                self.holds[job.id] = (job, slot)
+                assignments.append(Assignment(slot, job))
+        self.send(Run(assignments))
+        return True
+
+    def bury(self) -> list[tuple[ClaimedJob, bool]]:
+        """It is gone: what it held, and whether that had started. It gets nothing any more."""
+        with self._lock:
+            self.gone = True
+            held = [(job, self.board.started(slot) > 0) for job, slot in self.holds.values()]
+            self.holds = {}
+        return held
+
+    def ended(self, ids: list[str]) -> None:
+        with self._lock:
+            for id in ids:
+                held = self.holds.pop(id, None)
+                if held is not None:
+                    self._free_slots.append(held[1])
+        self._measure(len(ids))
+
+    def _measure(self, count: int) -> None:
+        self._counted += count
+        passed = time.monotonic() - self._since
+        if passed >= RATE_WINDOW or (self._rate == 0 and passed > 0.005):
+            self._rate = self._counted / passed
+            self._counted, self._since = 0, time.monotonic()
+
+    def overdue(self, now: float, grace: float) -> ClaimedJob | None:
+        """A job whose time-out passed without the child having said anything about it."""
+        for job, slot in list(self.holds.values()):
+            started = self.board.started(slot)
+            if started > 0 and now > started + job.timeout_ms / 1000 + grace:
+                return job
+        return None
+
+    def send(self, message: ToChild) -> None:
+        if self.channel is not None:
+            self.channel.send(message)
+
+    def cancel(self, ids: dict[str, str | None]) -> None:
+        self.send(Cancel(ids))
+
+    def stop(self) -> None:
+        self.leaving = True
+        self.send(Stop())
+
+    def kill(self, why: str) -> None:
+        self.killed = self.killed or why
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+
+    def how_it_died(self) -> str:
+        if self.killed is not None:
+            return self.killed
+        code = None if self.process is None else self.process.wait()
+        if code is not None and code < 0:
+            return f"its process was killed by {signal.Signals(-code).name}"
+        return f"its process exited with code {code}"
+
+    def close(self) -> None:
+        if self.channel is not None:
+            self.channel.close()
+        if self.process is not None:
+            try:
+                self.process.wait(2.0)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.board.close(remove=True)
+
+
+class Crew:
+    """Starts children of one app. Always from one long-lived thread: on Linux a child dies with
+    the thread that started it."""
+
+    def __init__(
+        self,
+        spec: str,
+        worker_id: Callable[[], str],
+        on_message: Callable[[Child, FromChild], None],
+        on_end: Callable[[Child], None],
+    ) -> None:
+        self._spec = spec
+        self.worker_id = worker_id
+        self.on_message = on_message
+        self.on_end = on_end
+        self._count = 0
+
+    def start(self, concurrency: int | None, *, solo: bool = False) -> Child:
+        """None: as many at once as the app's own settings say."""
+        self._count += 1
+        path = board_path(self.worker_id(), self._count)
+        child = Child(self._count, Board(path, SLOTS, create=True), concurrency or 1, solo=solo)
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        arguments = [
+            sys.executable, "-m", "tenure.engine.child", str(theirs.fileno()), self._spec, path,
+            str(SLOTS), str(concurrency or 0),
+        ]  # fmt: skip
+        child.process = subprocess.Popen(  # noqa: S603  our own module, no shell
+            arguments, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL
+        )
+        theirs.close()
+        child.channel = Pipe(
+            ours,
+            lambda message: self.on_message(child, message),
+            lambda: self.on_end(child),
+        )
+        return child

@@ -1,0 +1,159 @@
+"""A worker inside the program that enqueues: the same supervisor, an executor in a thread.
+
+It renews its lease from a thread, so a handler that holds the GIL in C code for longer than a
+lease can lose it; a worker process of its own (`tenure worker`) cannot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from tenure.config import Settings
+from tenure.engine.board import Board, board_path
+from tenure.engine.crew import SLOTS, Child
+from tenure.engine.executor import Executor
+from tenure.engine.plan import Plan, Summary, parse_queues
+from tenure.engine.supervisor import Supervisor
+from tenure.engine.wire import Cancel, Report, Run, Stop, ToChild
+from tenure.store import Store
+from tenure.task import Task
+from tenure.wakeup import Wakeup
+
+
+class Embeddable(Protocol):
+    """What an embedded worker needs of an app."""
+
+    settings: Settings
+    tasks: dict[str, Task[..., Any]]
+
+    @property
+    def store(self) -> Store: ...
+
+    def open_wakeup(self) -> Wakeup: ...
+
+
+class _Local:
+    """The pipe that is not one: orders go to the loop, reports come straight back."""
+
+    def __init__(
+        self,
+        tasks: Mapping[str, Task[..., Any]],
+        child: Child,
+        report: Callable[[Report], None],
+    ) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._executor = Executor(tasks, child.board, child.concurrency, report)
+        self._thread = threading.Thread(target=self._serve, name="tenure-executor", daemon=True)
+        self._thread.start()
+
+    def send(self, message: ToChild) -> None:
+        match message:
+            case Run(jobs=jobs):
+                self._loop.call_soon_threadsafe(self._executor.assign, jobs)
+            case Cancel():
+                self._loop.call_soon_threadsafe(self._executor.cancel, message)
+            case Stop():
+                self._loop.call_soon_threadsafe(self._executor.stop)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=2)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()
+
+
+def _supervisor(
+    app: Embeddable,
+    queues: str | Sequence[str] | None,
+    concurrency: int | None,
+    drain: bool,
+) -> tuple[Supervisor, Child, Wakeup]:
+    settings = app.settings
+    plan = Plan(
+        queues=parse_queues(queues if queues is not None else settings.queues),
+        concurrency=concurrency or settings.concurrency,
+        drain=drain,
+    )
+    for task in app.tasks.values():
+        task.signature  # noqa: B018  a bad signature is said now, not at the first job
+    app.store.migrate()
+    wakeup = app.open_wakeup()
+    supervisor = Supervisor(app.store, settings, wakeup, plan)
+    supervisor.enlist(frozenset(app.tasks))
+    board = Board(board_path(supervisor.worker_id, 1), SLOTS, create=True)
+    child = Child(1, board, plan.concurrency, solo=False)
+    child.channel = _Local(app.tasks, child, lambda report: supervisor.on_message(child, report))
+    child.ready = True
+    return supervisor, child, wakeup
+
+
+def _no_processes(concurrency: int, *, solo: bool = False) -> Child:
+    raise AssertionError("an embedded worker starts no processes")
+
+
+def run_embedded(
+    app: Embeddable,
+    *,
+    queues: str | Sequence[str] | None,
+    concurrency: int | None,
+    drain: bool,
+) -> Summary:
+    supervisor, child, wakeup = _supervisor(app, queues, concurrency, drain)
+    try:
+        with stopped_by_signals(supervisor):
+            return supervisor.run(_no_processes, [child])
+    finally:
+        wakeup.close()
+
+
+@contextmanager
+def embedded_worker(
+    app: Embeddable, *, queues: str | Sequence[str] | None, concurrency: int | None
+) -> Iterator[None]:
+    supervisor, child, wakeup = _supervisor(app, queues, concurrency, False)
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            supervisor.run(_no_processes, [child])
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work, name="tenure-worker", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        supervisor.stop()
+        thread.join()
+        wakeup.close()
+    if failures:
+        raise failures[0]
+
+
+@contextmanager
+def stopped_by_signals(supervisor: Supervisor) -> Iterator[None]:
+    """SIGTERM and SIGINT stop the worker; a second one stops it now. Main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, lambda *_: supervisor.stop())
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

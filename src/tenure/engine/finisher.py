@@ -1,0 +1,91 @@
+"""Step 7 of the walk: gather outcomes while the last flush runs, then write them in one batch.
+
+Batches form by themselves: an idle worker's outcome is written at once, a busy one's with
+whatever has gathered meanwhile. Nothing is dropped: what the store could not take is kept, and
+sent again; the store knows a finish it has seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+
+from tenure.errors import StoreBusy, StoreError
+from tenure.outcome import Ended
+from tenure.store import Accepted, Store
+
+log = logging.getLogger("tenure.worker")
+MOST = 2000
+ALONE_AFTER = 3  # failures in a row, then rows are tried one by one: one may be bad
+
+Progress = tuple[str, int, str]  # id, lease_no, JSON text
+
+
+class Finisher:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._ended: list[Ended] = []
+        self._progress: dict[str, Progress] = {}
+        self._failures = 0
+        self.counts: Counter[str] = Counter()
+
+    def add(self, ended: list[Ended], progress: list[Progress]) -> None:
+        with self._lock:
+            self._ended += ended
+            for report in progress:
+                self._progress[report[0]] = report
+
+    def drop(self) -> None:
+        """Our leases were taken away: whatever has gathered under them is void."""
+        with self._lock:
+            self._ended, self._progress = [], {}
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._ended or self._progress)
+
+    def flush(self, worker: int) -> list[str]:
+        """Write one batch; the ids whose lease is gone. Raises StoreError with nothing lost."""
+        with self._lock:
+            ended, self._ended = self._ended[:MOST], self._ended[MOST:]
+            progress, self._progress = self._progress, {}
+        try:
+            lost = self._write_progress(worker, progress)
+            lost += self._write_ended(worker, ended)
+        except BaseException:
+            self._failures += 1
+            self.add(ended, [])
+            raise
+        self._failures = 0
+        return lost
+
+    def _write_progress(self, worker: int, progress: dict[str, Progress]) -> list[str]:
+        reports = list(progress.values())
+        kept = self._store.progress(worker, reports)
+        return [report[0] for report, ok in zip(reports, kept, strict=True) if not ok]
+
+    def _write_ended(self, worker: int, ended: list[Ended]) -> list[str]:
+        if self._failures < ALONE_AFTER:
+            verdicts = self._store.finish(worker, ended)
+        else:
+            verdicts = [self._write_alone(worker, end) for end in ended]
+        refused = [e.id for e, verdict in zip(ended, verdicts, strict=True) if verdict == "refused"]
+        for end, verdict in zip(ended, verdicts, strict=True):
+            how = type(end.outcome).__name__.lower() if verdict == "accepted" else verdict
+            self.counts[how] += 1
+        if refused:
+            log.warning("%d finishes refused, their leases are gone: nothing changed", len(refused))
+        return refused
+
+    def _write_alone(self, worker: int, end: Ended) -> Accepted:
+        """A row that fails alone too is kept for later, and does not hold up the others."""
+        try:
+            return self._store.finish(worker, [end])[0]
+        except StoreBusy:
+            raise
+        except StoreError:
+            log.exception("the outcome of job %s cannot be stored; it is kept", end.id)
+            self.add([end], [])
+            return "repeated"

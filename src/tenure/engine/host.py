@@ -1,0 +1,87 @@
+"""Who and where a worker is: host, boot, process. A worker's identity is one process start."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from functools import cache
+
+from tenure.ids import new_id
+from tenure.store import WorkerInfo
+
+
+@cache
+def boot() -> str:
+    """Names the machine's boot and the pid namespace: where a pid means the same process.
+
+    Containers share a kernel's boot id but not its pids, so the namespace is part of it.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return f"{sys.platform} {time.time() - time.monotonic():.0f}"
+
+
+def process_start(pid: int) -> str:
+    """When a process started, in the kernel's words; empty when it cannot be told."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def new_worker_id() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}:{new_id()}"
+
+
+def identify(id: str, lease_seconds: float, meta: dict[str, object]) -> WorkerInfo:
+    host, pid = socket.gethostname(), os.getpid()
+    return WorkerInfo(
+        no=0,
+        id=id,
+        host=host,
+        boot=boot(),
+        pid=pid,
+        pid_started=process_start(pid),
+        beat=0,
+        lease_ms=int(lease_seconds * 1000),
+        started_at=0,
+        seen_at=0,
+        dead_at=None,
+        dead_reason=None,
+        meta=dict(meta),
+        held=0,
+    )
+
+
+def same_place(worker: WorkerInfo) -> bool:
+    return worker.boot == boot() and worker.host == socket.gethostname()
+
+
+def is_gone(worker: WorkerInfo) -> bool:
+    """The worker ran here and its process is no more (or its pid is another process now)."""
+    if not same_place(worker):
+        return False
+    try:
+        os.kill(worker.pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass  # it lives, under another user
+    if not worker.pid_started:
+        return False
+    now = process_start(worker.pid)
+    return now != worker.pid_started or _is_zombie(worker.pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    """Killed, but its parent has not looked yet: it will never write again."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except (OSError, IndexError):
+        return True

@@ -1,0 +1,217 @@
+"""Steps 4, 5 and 7 of the walk, one loop: finish what has ended, claim what there is room for,
+hand it out, sleep until something pokes it.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+
+from tenure import outcome, policy
+from tenure.config import Settings
+from tenure.engine.crew import Child
+from tenure.engine.finisher import Finisher
+from tenure.engine.plan import Plan
+from tenure.engine.roster import Roster
+from tenure.errors import StoreError
+from tenure.job import ClaimedJob
+from tenure.store import Store
+from tenure.wakeup import Wakeup
+
+log = logging.getLogger("tenure.worker")
+
+MOST_CLAIM = 2000
+STOPPED_PAUSE = 1.0  # nothing is claimed any more: only a poke has work for us
+REPORT_UNKNOWN_EVERY = 60.0
+
+
+class Pump:
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        wakeup: Wakeup,
+        plan: Plan,
+        roster: Roster,
+        on_suspects: Callable[[], None],
+        on_done: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._wakeup = wakeup
+        self._plan = plan
+        self._roster = roster
+        self._on_suspects = on_suspects
+        self._on_done = on_done  # drained, or max_jobs reached
+        self._poked = threading.Event()
+        self._credit: dict[str, float] = {}
+        self._unknown: dict[str, float] = {}  # type -> when it was last complained about
+        self._handed = 0
+        self._failures = 0
+        self.types: frozenset[str] = frozenset()
+        self.finisher = Finisher(store)
+        self.claiming = True
+        self.drained = False
+
+    def poke(self) -> None:
+        self._poked.set()
+
+    def end(self, job: ClaimedJob, how: outcome.Outcome) -> None:
+        """An outcome decided by the supervisor, not by the job's own run."""
+        self.finisher.add([outcome.Ended(job.id, job.lease_no, 0, how)], [])
+        self.poke()
+
+    def run(self, over: threading.Event) -> None:
+        while not over.is_set() or self.finisher.pending:
+            self._poked.clear()
+            try:
+                if self.finisher.pending:
+                    self._roster.drop(self.finisher.flush(self._roster.worker))
+                claimed = self._claim_and_hand() if self.claiming else 0
+                if claimed or self.finisher.pending:
+                    continue
+                self._check_drained()
+                pause = self._sleep() if self.claiming else STOPPED_PAUSE
+                self._failures = 0
+            except StoreError as error:
+                self._back_off(error, over)
+                continue
+            self._poked.wait(pause)
+
+    # -- claiming -----------------------------------------------------------------------------
+    def _claim_and_hand(self) -> int:
+        rooms = self._roster.rooms()
+        free = min(sum(rooms.values()), MOST_CLAIM)
+        if self._plan.max_jobs is not None:
+            free = min(free, self._plan.max_jobs - self._handed)
+            if self._handed >= self._plan.max_jobs:
+                self._stop_claiming()
+        # With many suspects waiting, more would only wait here, out of other workers' reach.
+        most_waiting = 0 if self._roster.embedded else 2 * self._plan.solos
+        if free <= 0 or len(self._roster.suspects) > most_waiting:
+            return 0
+        jobs = self._claim(free)
+        self._handed += len(jobs)
+        suspects = [job for job in jobs if job.crashes > 0]
+        if suspects:
+            self._roster.suspects.extend(suspects)
+            self._on_suspects()
+        self._hand_out([job for job in jobs if job.crashes == 0], rooms)
+        return len(jobs)
+
+    def _claim(self, free: int) -> list[ClaimedJob]:
+        """Turns between queues by weight first; then what they left, to whoever has more."""
+        caps = self._caps()
+        weights = {name: policy.QUEUE_WEIGHTS.get(name, 1.0) for name, cap in caps.items() if cap}
+        if not weights:
+            return []
+        turns = policy.shares(free, weights, self._credit)
+        wants = [(name, min(turn, caps[name])) for name, turn in turns.items() if turn]
+        jobs = self._take(wants, free)
+        if len(jobs) == free:
+            return jobs
+        got = dict.fromkeys(caps, 0)
+        for job in jobs:
+            got[job.queue] += 1
+        empty = {name for name, want in wants if got[name] < want}
+        others = [
+            (name, min(free, caps[name] - got[name])) for name in weights if name not in empty
+        ]
+        if others:
+            others.sort(key=lambda want: -self._credit.get(want[0], 0.0))
+            jobs += self._take(others, free - len(jobs))
+        return jobs
+
+    def _take(self, wants: list[tuple[str, int]], limit: int) -> list[ClaimedJob]:
+        claim = self._store.claim(self._roster.worker, wants, self.types, limit=limit)
+        self._complain(claim.unknown)
+        if claim.more:
+            self.poke()
+        return claim.jobs
+
+    def _caps(self) -> dict[str, int]:
+        """The queues to look at now, with how many more of each may run here."""
+        if self._plan.queues is None:
+            names = self._store.queue_names()
+            return {name: MOST_CLAIM for name, paused in names.items() if not paused}
+        running = self._roster.held_by_queue()
+        return {
+            name: MOST_CLAIM if cap is None else max(0, cap - running.get(name, 0))
+            for name, cap in self._plan.queues.items()
+        }
+
+    def _hand_out(self, jobs: list[ClaimedJob], rooms: dict[Child, int]) -> None:
+        """To each child in proportion to its room."""
+        left = sum(rooms.values())
+        for child, room in rooms.items():
+            count = -(-len(jobs) * room // left) if left else 0
+            left -= room
+            batch, jobs = jobs[:count], jobs[count:]
+            if batch and not child.hand(batch):
+                for job in batch:
+                    self.end(job, outcome.Released("its process ended before it started"))
+
+    def _complain(self, unknown: dict[str, int]) -> None:
+        for type_, count in unknown.items():
+            if time.monotonic() - self._unknown.get(type_, -60.0) < REPORT_UNKNOWN_EVERY:
+                continue
+            self._unknown[type_] = time.monotonic()
+            log.warning(
+                "%d jobs of type %r put back for later: this worker does not know the type. "
+                "Start a worker whose app has the task, or cancel them.",
+                count,
+                type_,
+            )
+
+    # -- waiting ------------------------------------------------------------------------------
+    def _sleep(self) -> float:
+        """Until the next look: never later than the next due job."""
+        healthy = self._wakeup.healthy()
+        poll = self._settings.hint_poll_interval_ms if healthy else self._settings.poll_interval_ms
+        if not any(self._roster.rooms().values()):
+            return poll / 1000  # whatever ends pokes us
+        due = self._store.next_due(list(self._caps()))
+        return (poll if due is None else min(poll, max(due, 1))) / 1000
+
+    def _check_drained(self) -> None:
+        """A claim with room to spare found nothing, and nothing of ours runs."""
+        if not self._plan.drain or not self.claiming or self._roster.holding():
+            return
+        if any(self._roster.rooms().values()):
+            self.drained = True
+            self._stop_claiming()
+
+    def _stop_claiming(self) -> None:
+        if self.claiming:
+            self.claiming = False
+            self._on_done()
+
+    def _back_off(self, error: StoreError, over: threading.Event) -> None:
+        """The store is away: nothing is lost, nobody exits, try again with jitter."""
+        self._failures += 1
+        pause = min(5.0, 0.05 * 2 ** min(self._failures, 10)) * random.uniform(0.5, 1.5)
+        log.warning("the store does not answer, trying again in %.1f s: %s", pause, error)
+        over.wait(pause)
+
+    # -- the end ------------------------------------------------------------------------------
+    def left(self) -> dict[str, int]:
+        """What a drain leaves behind, and why."""
+        left: dict[str, int] = {}
+
+        def add(why: str, count: int) -> None:
+            if count:
+                left[why] = left.get(why, 0) + count
+
+        for info in self._store.queues():
+            if self._plan.queues is not None and info.name not in self._plan.queues:
+                add("in queues this worker does not serve", info.ready + info.later)
+            else:
+                add("due later", info.later)
+                add("in paused queues", 0 if info.paused_at is None else info.ready)
+            add("waiting for other jobs", info.waiting)
+            add("running elsewhere", info.running)
+        add("of unknown type", sum(self._store.unknown_types(self.types).values()))
+        return left

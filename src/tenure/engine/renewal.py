@@ -1,0 +1,70 @@
+"""The lease: one row per worker, renewed on time, and what the store thinks that worker holds."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from tenure.engine.roster import Roster
+from tenure.errors import StoreError
+from tenure.outcome import Ended, Released
+from tenure.store import Store
+
+log = logging.getLogger("tenure.worker")
+RETRY_SECONDS = 1.0
+
+
+class Renewal:
+    def __init__(
+        self,
+        store: Store,
+        every: float,
+        roster: Roster,
+        *,
+        on_renewed: Callable[[float], None],
+        on_declared_dead: Callable[[int], None],
+        give_back: Callable[[list[Ended]], None],
+    ) -> None:
+        self._store = store
+        self._every = every
+        self._roster = roster
+        self._on_renewed = on_renewed
+        self._on_declared_dead = on_declared_dead
+        self._give_back = give_back
+        self._unsure: set[str] = set()  # leases the store names and we do not know
+        self._asked: set[str] = set()  # cancels already passed on
+
+    def run(self, over: threading.Event) -> None:
+        due = time.monotonic() + self._every
+        while not over.wait(max(0.0, due - time.monotonic())):
+            began = time.monotonic()
+            due = began + self._every
+            worker = self._roster.worker
+            try:
+                renewal = self._store.renew(worker)
+            except StoreError as error:
+                log.warning("could not renew the lease, trying again: %s", error)
+                due = began + min(self._every, RETRY_SECONDS)
+                continue
+            if renewal is None:
+                self._on_declared_dead(worker)
+                continue
+            self._on_renewed(began)
+            self.pass_on(renewal.cancels)
+            self._give_back_unknown(renewal.leases)
+
+    def pass_on(self, cancels: Mapping[str, str]) -> None:
+        """Cancel requests, each once."""
+        self._roster.cancel({id: why for id, why in cancels.items() if id not in self._asked})
+        self._asked = set(cancels)
+
+    def _give_back_unknown(self, leases: Mapping[str, int]) -> None:
+        """A claim whose reply was lost left leases nobody here knows of. Seen twice in a row,
+        one renewal apart, they are no claim still on its way: give them back."""
+        held = self._roster.held()
+        strange = {id for id in leases if id not in held}
+        lost = Released("its claim was not answered")
+        self._give_back([Ended(id, leases[id], 0, lost) for id in strange & self._unsure])
+        self._unsure = strange

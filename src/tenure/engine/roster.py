@@ -1,0 +1,68 @@
+"""The roster: a worker's children and its suspects, as its threads share them.
+
+The list of children is replaced, never changed, so that any thread may walk it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from tenure.engine.crew import Child
+from tenure.job import ClaimedJob
+
+
+class Roster:
+    def __init__(self) -> None:
+        self.worker = 0  # the store's number for us
+        self.worker_id = ""
+        self.children: list[Child] = []
+        self.suspects: deque[ClaimedJob] = deque()  # claimed, to run alone, not yet handed out
+
+    def add(self, child: Child) -> None:
+        self.children = [*self.children, child]
+
+    def remove(self, child: Child) -> None:
+        self.children = [other for other in self.children if other is not child]
+
+    @property
+    def embedded(self) -> Child | None:
+        """The one child of an embedded worker: an executor in this process."""
+        first = self.children[0] if self.children else None
+        return first if first is not None and first.process is None else None
+
+    def holding(self) -> bool:
+        return bool(self.suspects) or any(child.holds for child in self.children)
+
+    def held(self) -> set[str]:
+        known = {job.id for job in list(self.suspects)}
+        for child in self.children:
+            known.update(child.holds)
+        return known
+
+    def held_by_queue(self) -> dict[str, int]:
+        running: dict[str, int] = {}
+        for child in self.children:
+            for job, _slot in list(child.holds.values()):
+                running[job.queue] = running.get(job.queue, 0) + 1
+        return running
+
+    def rooms(self) -> dict[Child, int]:
+        return {child: child.room() for child in self.children if not child.solo}
+
+    def cancel(self, reasons: Mapping[str, str]) -> None:
+        """Pass cancel requests on to whoever runs the jobs."""
+        for child in self.children:
+            ours: dict[str, str | None] = {
+                id: reason for id, reason in reasons.items() if id in child.holds
+            }
+            if ours:
+                child.cancel(ours)
+
+    def drop(self, ids: Iterable[str]) -> None:
+        """Their leases are gone: stop them, their outcomes are void."""
+        for child in self.children:
+            lost: dict[str, str | None] = dict.fromkeys(id for id in ids if id in child.holds)
+            if lost:
+                child.cancel(lost)
+                child.ended(list(lost))

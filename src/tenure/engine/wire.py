@@ -1,0 +1,166 @@
+"""What a supervisor and a child say to each other, and how it travels.
+
+Messages are tagged structs; on a pipe each is a 4-byte length and MessagePack. An embedded worker
+passes the same objects without a pipe.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import msgspec
+
+from tenure.job import ClaimedJob
+from tenure.outcome import Ended
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """A child's first word: what it can run, and how its app is set up."""
+
+    pid: int
+    types: list[str]
+    environment: dict[str, str]  # the app's settings, as Settings.to_env gives them
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """The app could not be loaded; said instead of Hello."""
+
+    message: str
+
+
+class Assignment(msgspec.Struct, frozen=True, array_like=True):
+    slot: int  # where the board says whether it has started
+    job: ClaimedJob
+
+
+class Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
+    jobs: list[Assignment]
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
+    """id -> why. A reason of None: the lease is gone, stop without an outcome."""
+
+    ids: dict[str, str | None]
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
+    """Start nothing more: give back what has not started, end what runs, then leave."""
+
+
+class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
+    ended: list[Ended]
+    progress: list[tuple[str, int, str]]
+    stuck: int = 0  # threads lost to handlers that overran their time-out
+
+
+ToChild: TypeAlias = Run | Cancel | Stop
+FromChild: TypeAlias = Hello | Refused | Report
+
+_LENGTH = struct.Struct("<I")
+_encoder = msgspec.msgpack.Encoder()
+
+
+def frame(message: ToChild | FromChild) -> bytes:
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Frames:
+    """Bytes in, messages out."""
+
+    def __init__(self, kind: Any) -> None:
+        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(kind)
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        while len(buffer) - start >= 4:
+            (length,) = _LENGTH.unpack_from(buffer, start)
+            end = start + 4 + length
+            if len(buffer) < end:
+                break
+            yield self._decoder.decode(memoryview(buffer)[start + 4 : end].tobytes())
+            start = end
+        del buffer[:start]
+
+
+class Pipe:
+    """The supervisor's end: sends never block it, whatever the child is doing.
+
+    A child whose loop is busy does not read; what its socket does not take is written by a
+    thread of the pipe's own, in order.
+    """
+
+    def __init__(
+        self, sock: socket.socket, on_message: Callable[[Any], None], on_end: Callable[[], None]
+    ) -> None:
+        self._socket = sock
+        self._on_message = on_message
+        self._on_end = on_end
+        self._waiting: deque[bytes] = deque()
+        self._changed = threading.Condition()
+        self._writer: threading.Thread | None = None
+        self._closed = False
+        self._reader = threading.Thread(target=self._read, name="tenure-pipe", daemon=True)
+        self._reader.start()
+
+    def send(self, message: ToChild) -> None:
+        data = frame(message)
+        with self._changed:
+            if not self._waiting:
+                try:
+                    sent = self._socket.send(data, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    sent = 0
+                except OSError:
+                    return  # the child is gone; its end of file says what to do with its jobs
+                if sent == len(data):
+                    return
+                data = data[sent:]
+            self._waiting.append(data)
+            self._changed.notify()
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._write, name="tenure-pipe", daemon=True)
+                self._writer.start()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # the other end closed first
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                data = self._waiting[0]
+            try:
+                self._socket.sendall(data)
+            except OSError:
+                return
+            with self._changed:
+                self._waiting.popleft()
+
+    def _read(self) -> None:
+        frames = Frames(FromChild)
+        try:
+            while data := self._socket.recv(1 << 20):
+                for message in frames.feed(data):
+                    self._on_message(message)
+        except OSError:
+            pass  # reset by a dying child: the same as its end of file
+        self._socket.close()
+        self._on_end()

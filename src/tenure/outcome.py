@@ -1,0 +1,76 @@
+"""How a run ended, as values. A child makes them, the pipe carries them, a store obeys them.
+
+Frozen, tagged and array-like: they are their own wire format, and one `match` ending in
+`assert_never` covers them all. Results and errors are already JSON text or scrubbed strings.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """Why a run failed, fit to be stored: no payload values, no secrets."""
+
+    message: str
+    code: str
+    place: str = ""  # fingerprint: exception type at file:line
+
+
+class Completed(msgspec.Struct, frozen=True, array_like=True, tag="completed"):
+    result: str | None = None  # JSON text
+
+
+class Retried(msgspec.Struct, frozen=True, array_like=True, tag="retried"):
+    delay: float
+    failure: Failure
+
+
+class Snoozed(msgspec.Struct, frozen=True, array_like=True, tag="snoozed"):
+    """Later, at no cost: the attempt is given back."""
+
+    delay: float
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """Permanent: not retried."""
+
+    failure: Failure
+
+
+class Dead(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
+    """Attempts used up."""
+
+    failure: Failure
+
+
+class Cancelled(msgspec.Struct, frozen=True, array_like=True, tag="cancelled"):
+    reason: str
+
+
+class Released(msgspec.Struct, frozen=True, array_like=True, tag="released"):
+    """Given back without having been run to an end (shutdown, bystander): costs no attempt."""
+
+    reason: str
+    delay: float = 0.0
+
+
+class Crashed(msgspec.Struct, frozen=True, array_like=True, tag="crashed"):
+    """Its process died while it ran: back to the queue, charged; at the limit, poison."""
+
+    reason: str
+    limit: int
+
+
+Outcome: TypeAlias = Completed | Retried | Snoozed | Failed | Dead | Cancelled | Released | Crashed
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True):
+    """One claimed run and how it ended."""
+
+    id: str
+    lease_no: int
+    duration_ms: int
+    outcome: Outcome

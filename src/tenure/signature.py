@@ -1,0 +1,175 @@
+"""A task's arguments: packed by name at enqueue, checked against the types, unpacked at the run.
+
+The check is the same at both ends: the JSON text is decoded into the annotated types. Types that
+JSON has no word for (datetimes, dataclasses, pydantic models) are turned into JSON on the way in.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from tenure import payload
+from tenure.context import Context
+from tenure.errors import ArgumentError, PayloadError, TaskError
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class Signature:
+    def __init__(self, function: Callable[..., Any], task: str, max_bytes: int) -> None:
+        self.task = task
+        self.max_bytes = max_bytes
+        self.is_async = inspect.iscoroutinefunction(function)
+        parameters = list(inspect.signature(function).parameters.values())
+        hints = _hints(function)
+        self.takes_context = bool(parameters) and hints.get(parameters[0].name) is Context
+        if self.takes_context:
+            del parameters[0]
+        for parameter in parameters:
+            if parameter.kind in _VARIADIC:
+                raise TaskError(
+                    f"Task {task!r} takes {parameter}: a job's arguments are stored by name, so "
+                    "give each one a parameter of its own (a list or dict parameter holds many)."
+                )
+            if hints.get(parameter.name) is Context:
+                raise TaskError(
+                    f"Task {task!r} takes its Context as {parameter.name!r}: make it the first "
+                    "parameter."
+                )
+        self.names = tuple(parameter.name for parameter in parameters)
+        self._known = frozenset(self.names)
+        self._required = frozenset(
+            parameter.name for parameter in parameters if parameter.default is parameter.empty
+        )
+        self._positional_only = sum(p.kind is p.POSITIONAL_ONLY for p in parameters)
+        self._positional = sum(p.kind is not p.KEYWORD_ONLY for p in parameters)
+        self._decoder = _decoder(task, parameters, hints)
+
+    def pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """The arguments as checked JSON text, or an error that says how to call the task."""
+        if len(args) > self._positional:
+            raise ArgumentError(
+                f"Task {self.task!r} got {len(args)} positional arguments; it takes "
+                f"{self._positional}: ({', '.join(self.names)})."
+            )
+        given = dict(zip(self.names, args, strict=False))
+        for name in kwargs:
+            if name in given:
+                raise ArgumentError(f"Task {self.task!r} got two values for {name!r}.")
+        given.update(kwargs)
+        return self.pack_named(given)
+
+    def pack_named(self, given: dict[str, Any]) -> str:
+        for name in given:
+            if name not in self._known:
+                raise ArgumentError(
+                    f"Task {self.task!r} got an unexpected argument {name!r}; it takes "
+                    f"({', '.join(self.names)})."
+                )
+        missing = self._required - given.keys()
+        if missing:
+            raise ArgumentError(
+                f"Task {self.task!r} is missing {', '.join(map(repr, sorted(missing)))}; it takes "
+                f"({', '.join(self.names)})."
+            )
+        what = f"arguments of {self.task!r}"
+        try:
+            text = payload.encode(given, what=what, max_bytes=self.max_bytes)
+        except PayloadError:
+            text = self.encode(given, what)
+            # Converted on the way in (a datetime, a model): it must come back as it was.
+            if self.unpack(text) != given:
+                raise
+        else:
+            self.unpack(text)
+        return text
+
+    def unpack(self, text: str) -> dict[str, Any]:
+        """The arguments in the types the function asks for; a bad one is named, never shown."""
+        try:
+            values = self._decoder.decode(text)
+        except msgspec.ValidationError as error:
+            raise ArgumentError(f"Task {self.task!r}: {_readable(error)}") from None
+        return {
+            name: value
+            for name in self.names
+            if (value := getattr(values, name)) is not msgspec.UNSET
+        }
+
+    def call(self, function: Callable[..., Any], context: Context, given: dict[str, Any]) -> Any:
+        leading: list[Any] = [context] if self.takes_context else []
+        for name in self.names[: self._positional_only]:
+            if name in given:
+                leading.append(given.pop(name))
+        return function(*leading, **given)
+
+    def encode(self, value: Any, what: str) -> str:
+        try:
+            return payload.encode(value, what=what, max_bytes=self.max_bytes)
+        except PayloadError:
+            try:
+                plain = msgspec.to_builtins(value, enc_hook=_to_json, str_keys=True)
+            except TypeError:
+                plain = value
+            return payload.encode(plain, what=what, max_bytes=self.max_bytes)
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError):  # an annotation only a type checker can resolve
+        return {
+            name: Context if hint in (Context, "Context", "tenure.Context") else Any
+            for name, hint in getattr(function, "__annotations__", {}).items()
+        }
+
+
+def _decoder(
+    task: str, parameters: list[inspect.Parameter], hints: dict[str, Any]
+) -> msgspec.json.Decoder[Any]:
+    """A decoder for exactly these arguments. A type msgspec cannot check is not checked."""
+    fields: list[tuple[str, Any, Any]] = []
+    for parameter in parameters:
+        hint = hints.get(parameter.name, Any)
+        try:
+            msgspec.json.Decoder(hint, dec_hook=_from_json)
+        except TypeError:
+            hint = Any
+        optional = parameter.default is not parameter.empty
+        fields.append((parameter.name, hint | msgspec.UnsetType if optional else hint,
+                       msgspec.UNSET if optional else msgspec.NODEFAULT))  # fmt: skip
+    name = "".join(c if c.isalnum() else "_" for c in task)
+    struct = msgspec.defstruct(
+        f"Arguments_{name}", fields, kw_only=True, forbid_unknown_fields=True
+    )
+    return msgspec.json.Decoder(struct, dec_hook=_from_json)
+
+
+def _from_json(wanted: Any, value: Any) -> Any:
+    """Types msgspec does not know: pydantic models validate themselves."""
+    if hasattr(wanted, "model_validate"):
+        try:
+            return wanted.model_validate(value)
+        except ValueError as error:
+            raise ValueError(f"not a valid {wanted.__name__} ({type(error).__name__})") from None
+    if isinstance(wanted, type) and isinstance(value, wanted):
+        return value
+    raise ValueError(f"cannot be read as {wanted!r}")
+
+
+def _to_json(value: Any) -> Any:
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    raise TypeError(f"{type(value).__name__} cannot be stored as JSON")
+
+
+def _readable(error: msgspec.ValidationError) -> str:
+    """msgspec names the place as `$.items[...]`: say it as an argument."""
+    message, _, place = str(error).partition(" - at `$.")
+    message = message.replace("`", "")
+    return f"argument {place.rstrip('`')}: {message[:1].lower()}{message[1:]}" if place else message

@@ -1,0 +1,499 @@
+-- Tenure's statements on SQLite, in the order of store.py.
+--
+-- How SQLite differs: one writer at a time (BEGIN IMMEDIATE behind a file lock), so no row locks
+-- and no SKIP LOCKED; batches travel as one JSON text and are opened by json_each, because a
+-- loop of single statements would need Python's GIL between rows while the write lock is held.
+-- `:now` is read after the lock is held. Temporary tables live in memory, one set a connection:
+--   picked(id)      what the running claim has chosen
+--   ended(id, …)    the finishes of the running batch that passed the fence
+
+-- name: temporary_tables
+CREATE TEMP TABLE IF NOT EXISTS picked (id TEXT PRIMARY KEY NOT NULL) WITHOUT ROWID;
+CREATE TEMP TABLE IF NOT EXISTS ended (
+  id TEXT PRIMARY KEY NOT NULL, lease_no INTEGER, duration_ms INTEGER, outcome TEXT,
+  status TEXT, event TEXT, result TEXT, error TEXT, error_code TEXT, error_place TEXT,
+  delay_ms INTEGER, refund INTEGER, crash INTEGER, key TEXT, org TEXT, queue TEXT, type TEXT
+) WITHOUT ROWID;
+
+-- name: add_queue
+INSERT INTO tenure_queues (name, created_at) VALUES (:queue, :now) ON CONFLICT DO NOTHING;
+
+-- Keys before jobs: whoever inserts the key owns it. An expired key changes hands.
+-- Rows are [id, payload, delay_ms, at_ms, key]; sorted by key so that batches agree on an order.
+-- name: enqueue_keys
+INSERT INTO tenure_keys (org, key, job_id, first_seen_at, last_seen_at, ttl_ms)
+SELECT :org, value ->> 4, value ->> 0, :now, :now, :key_ttl_ms
+  FROM json_each(:rows) WHERE value ->> 4 IS NOT NULL ORDER BY value ->> 4, key
+ON CONFLICT (org, key) DO UPDATE SET
+  job_id        = iif(expires_at <= :now, excluded.job_id, job_id),
+  first_seen_at = iif(expires_at <= :now, :now, first_seen_at),
+  status        = iif(expires_at <= :now, NULL, status),
+  result_ref    = iif(expires_at <= :now, NULL, result_ref),
+  error_ref     = iif(expires_at <= :now, NULL, error_ref),
+  ttl_ms        = iif(expires_at <= :now, excluded.ttl_ms, ttl_ms),
+  expires_at    = iif(expires_at <= :now, NULL, expires_at),
+  last_seen_at  = :now;
+
+-- Which jobs own the keys of a batch: [id sent, id that owns the key, its status].
+-- name: enqueue_owners
+SELECT r.value ->> 0, k.job_id,
+       coalesce((SELECT status FROM tenure_jobs WHERE id = k.job_id),
+                (SELECT status FROM tenure_history WHERE id = k.job_id), 'completed')
+  FROM json_each(:rows) r JOIN tenure_keys k ON k.org = :org AND k.key = r.value ->> 4;
+
+-- One group of jobs that share their terms; a key's row is inserted by the key's owner only.
+-- name: enqueue_jobs
+INSERT INTO tenure_jobs (id, type, status, queue, priority, org, ready_at, waits, max_attempts,
+  timeout_ms, category, project, actor_type, actor_id, request_id, correlation_id, traceparent,
+  key, parent, after_failed, scheduled_at, created_at, updated_at, payload)
+SELECT value ->> 0, :type, 'queued', :queue, :priority, :org,
+       coalesce(value ->> 3, :now + value ->> 2), 0, :max_attempts,
+       :timeout_ms, :category, :project, :actor_type, :actor_id,
+       coalesce(:request_id, value ->> 0), coalesce(:correlation_id, value ->> 0), :traceparent,
+       value ->> 4, :parent, :after_failed,
+       coalesce(value ->> 3, :now + value ->> 2), :now, :now, value -> 1
+  FROM json_each(:rows)
+ WHERE value ->> 4 IS NULL
+    OR value ->> 0 = (SELECT job_id FROM tenure_keys WHERE org = :org AND key = value ->> 4);
+
+-- The audit line of each job just inserted.
+-- name: enqueue_events
+INSERT INTO tenure_events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
+  actor_id, request_id, correlation_id)
+SELECT :now, 'job.enqueued', value ->> 0, :type, 0, 0, :org, :project, :actor_type, :actor_id,
+       coalesce(:request_id, value ->> 0), coalesce(:correlation_id, value ->> 0)
+  FROM json_each(:rows)
+ WHERE value ->> 4 IS NULL
+    OR value ->> 0 = (SELECT job_id FROM tenure_keys WHERE org = :org AND key = value ->> 4);
+
+-- A call repeated because its reply was lost: which ids are stored already, live or finished?
+-- name: enqueue_stored
+SELECT value FROM json_each(:ids)
+ WHERE EXISTS (SELECT 1 FROM tenure_jobs WHERE id = value)
+    OR EXISTS (SELECT 1 FROM tenure_history WHERE id = value);
+
+-- name: register
+INSERT INTO tenure_workers (id, host, boot, pid, pid_started, lease_ms, started_at, seen_at, meta)
+VALUES (:id, :host, :boot, :pid, :pid_started, :lease_ms, :now, :now, :meta) RETURNING no;
+
+-- name: worker_alive
+SELECT 1 FROM tenure_workers WHERE no = :worker AND dead_at IS NULL;
+
+-- name: paused_queues
+SELECT name FROM tenure_queues WHERE paused_at IS NOT NULL;
+
+-- The priorities that have queued rows, by skipping through tenure_jobs_claim: ≤ 10 seeks.
+-- name: claim_priorities
+WITH RECURSIVE lane (priority) AS (
+  SELECT min(priority) FROM tenure_jobs
+   WHERE status = 'queued' AND waits = 0 AND queue = :queue
+  UNION ALL
+  SELECT (SELECT min(priority) FROM tenure_jobs
+           WHERE status = 'queued' AND waits = 0 AND queue = :queue AND priority > lane.priority)
+    FROM lane WHERE lane.priority IS NOT NULL)
+SELECT priority FROM lane WHERE priority IS NOT NULL;
+
+-- The orgs of one (queue, priority) after :org, with when their first row is runnable.
+-- One seek per org, at most :most, whatever lies in the queue.
+-- name: claim_orgs
+WITH RECURSIVE tenant (org) AS (
+  SELECT min(org) FROM tenure_jobs
+   WHERE status = 'queued' AND waits = 0 AND queue = :queue AND priority = :priority AND org > :org
+  UNION ALL
+  SELECT (SELECT min(org) FROM tenure_jobs
+           WHERE status = 'queued' AND waits = 0 AND queue = :queue AND priority = :priority
+             AND org > tenant.org)
+    FROM tenant WHERE tenant.org IS NOT NULL LIMIT :most)
+SELECT org, (SELECT min(ready_at) FROM tenure_jobs
+              WHERE status = 'queued' AND waits = 0 AND queue = :queue AND priority = :priority
+                AND org = tenant.org) FROM tenant WHERE org IS NOT NULL;
+
+-- Choose due rows of one lane: a range of tenure_jobs_claim, never a row due later.
+-- name: claim_pick
+INSERT INTO temp.picked
+SELECT id FROM tenure_jobs
+ WHERE status = 'queued' AND waits = 0 AND queue = :queue AND priority = :priority AND org = :org
+   AND ready_at <= :now
+ ORDER BY ready_at, id LIMIT :most OFFSET :skip;
+
+-- name: claim_grant
+UPDATE tenure_jobs
+   SET status = 'in_progress', lease_no = lease_no + 1, worker = :worker,
+       attempts = attempts + 1, started_at = :now, updated_at = :now
+ WHERE id IN (SELECT id FROM temp.picked)
+   AND (:types IS NULL OR type IN (SELECT value FROM json_each(:types)))
+RETURNING id, lease_no, type, payload, attempts, max_attempts, crashes, timeout_ms, queue,
+  priority, category, org, project, actor_type, actor_id, request_id, correlation_id,
+  traceparent, key, parent, scheduled_at, created_at, ready_at;
+
+-- Picked but not granted: types this worker does not know. Out of the way for a while, so that
+-- they neither block the lane's head nor are walked again and again.
+-- name: claim_unknown
+UPDATE tenure_jobs SET ready_at = :now + :later_ms
+ WHERE id IN (SELECT id FROM temp.picked) AND status = 'queued'
+RETURNING type;
+
+-- name: claim_events
+INSERT INTO tenure_events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
+  actor_id, request_id, correlation_id, worker)
+SELECT :now, 'job.started', id, type, attempts, lease_no, org, project, actor_type,
+       actor_id, request_id, correlation_id, :worker
+  FROM tenure_jobs WHERE id IN (SELECT id FROM temp.picked) AND status = 'in_progress';
+
+-- THE FENCE. Only rows whose job still carries this lease under this worker get into `ended`;
+-- the write lock is held, so nothing can change between this check and the writes below.
+-- CROSS JOIN and +j.worker keep the walk on the primary key: by tenure_jobs_held each row would
+-- cost a walk over everything the worker holds (374 instead of 13 us a job).
+-- A job asked to be cancelled does not go back to the queue: it is cancelled instead.
+-- Rows are [id, lease_no, duration_ms, outcome, status, event, result, error, error_code,
+-- error_place, delay_ms, refund, crash limit].
+-- name: finish_fence
+INSERT OR IGNORE INTO temp.ended
+SELECT j.id, j.lease_no, e.value ->> 2, e.value ->> 3,
+       CASE WHEN j.crashes + 1 >= e.value ->> 12 THEN 'dead_letter'
+            WHEN j.cancel_at IS NOT NULL AND e.value ->> 4 = 'queued' THEN 'cancelled'
+            ELSE e.value ->> 4 END,
+       CASE WHEN j.crashes + 1 >= e.value ->> 12 THEN 'job.deadlettered'
+            WHEN j.cancel_at IS NOT NULL AND e.value ->> 4 = 'queued' THEN 'job.cancelled'
+            ELSE e.value ->> 5 END,
+       e.value ->> 6, e.value ->> 7,
+       iif(j.crashes + 1 >= e.value ->> 12, 'poison', e.value ->> 8),
+       e.value ->> 9, e.value ->> 10, e.value ->> 11, e.value ->> 12 IS NOT NULL,
+       j.key, j.org, j.queue, j.type
+  FROM json_each(:rows) e
+  CROSS JOIN tenure_jobs j ON j.id = e.value ->> 0
+ WHERE j.lease_no = e.value ->> 1 AND +j.worker = :worker;
+
+-- name: finish_accepted
+SELECT id, lease_no FROM temp.ended;
+
+-- Of the rows that did not pass: was this very finish accepted before (its reply was lost)?
+-- name: finish_repeated
+SELECT value ->> 0, value ->> 1 FROM json_each(:rows) e
+ WHERE EXISTS (SELECT 1 FROM tenure_history h
+                WHERE h.id = e.value ->> 0 AND h.lease_no = e.value ->> 1 AND h.worker = :worker)
+    OR EXISTS (SELECT 1 FROM tenure_jobs j
+                WHERE j.id = e.value ->> 0 AND j.finish_no = e.value ->> 1);
+
+-- name: finish_events
+INSERT INTO tenure_events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
+  actor_id, request_id, correlation_id, worker, data)
+SELECT :now, e.event, j.id, j.type, j.attempts, j.lease_no, j.org, j.project, j.actor_type,
+       j.actor_id, j.request_id, j.correlation_id, :worker,
+       iif(e.error IS NULL AND e.delay_ms IS NULL, NULL,
+           json_object('error', e.error, 'code', e.error_code, 'delay_ms', e.delay_ms))
+  FROM temp.ended e CROSS JOIN tenure_jobs j ON j.id = e.id
+ WHERE :audit = 'all' OR e.outcome <> 'completed';
+
+-- completed, cancelled: out of the hot table, into history, under the number they finished with.
+-- name: finish_history
+INSERT INTO tenure_history (id, type, status, queue, priority, org, lease_no, worker, attempts,
+  max_attempts, crashes, timeout_ms, category, project, actor_type, actor_id, request_id,
+  correlation_id, traceparent, key, parent, scheduled_at, created_at, updated_at, started_at,
+  completed_at, payload, result, error, error_code, progress)
+SELECT j.id, j.type, e.status, j.queue, j.priority, j.org, j.lease_no,
+  iif(e.outcome = 'rescued', NULL, :worker), j.attempts,
+  j.max_attempts, j.crashes, j.timeout_ms, j.category, j.project, j.actor_type, j.actor_id,
+  j.request_id, j.correlation_id, j.traceparent, j.key, j.parent, j.scheduled_at, j.created_at,
+  :now, j.started_at, :now, j.payload, e.result, coalesce(e.error, j.error),
+  coalesce(e.error_code, j.error_code), j.progress
+  FROM temp.ended e CROSS JOIN tenure_jobs j ON j.id = e.id
+ WHERE e.status IN ('completed', 'cancelled');
+
+-- name: finish_leave
+DELETE FROM tenure_jobs
+ WHERE id IN (SELECT id FROM temp.ended WHERE status IN ('completed', 'cancelled'));
+
+-- Everything else stays hot: queued again (retry, snooze, release, crash) or dead.
+-- A release keeps its place in the queue; a retry and a snooze get a new ready_at.
+-- A rescue is nobody's finish: the late one of the worker it was taken from stays refused.
+-- name: finish_stay
+UPDATE tenure_jobs
+   SET status = e.status,
+       lease_no = tenure_jobs.lease_no + 1,
+       finish_no = iif(e.outcome = 'rescued', finish_no, tenure_jobs.lease_no),
+       worker = NULL,
+       attempts = attempts - e.refund,
+       crashes = crashes + e.crash,
+       ready_at = iif(e.delay_ms IS NULL, ready_at, :now + e.delay_ms),
+       scheduled_at = iif(e.delay_ms IS NULL, scheduled_at, :now + e.delay_ms),
+       completed_at = iif(e.status IN ('failed', 'dead_letter'), :now, NULL),
+       error = coalesce(e.error, tenure_jobs.error),
+       error_code = coalesce(e.error_code, tenure_jobs.error_code),
+       error_place = coalesce(e.error_place, tenure_jobs.error_place),
+       cancel_at = NULL, cancel_reason = NULL,
+       updated_at = :now
+  FROM temp.ended e
+ WHERE e.id = tenure_jobs.id AND e.status NOT IN ('completed', 'cancelled');
+
+-- A key's status is written once, when its job ends; its time to live starts then.
+-- name: finish_keys
+UPDATE tenure_keys
+   SET status = CASE e.status WHEN 'completed' THEN 'succeeded' WHEN 'dead_letter' THEN 'dead'
+                              ELSE 'failed' END,
+       expires_at = :now + ttl_ms,
+       result_ref = iif(e.status = 'completed', e.id, NULL),
+       error_ref = iif(e.status = 'completed', NULL, e.id)
+  FROM temp.ended e
+ WHERE e.key IS NOT NULL AND e.status <> 'queued'
+   AND tenure_keys.org = e.org AND tenure_keys.key = e.key AND tenure_keys.job_id = e.id;
+
+-- name: finish_steps
+DELETE FROM tenure_steps WHERE job_id IN
+  (SELECT id FROM temp.ended WHERE status IN ('completed', 'cancelled'));
+
+-- One upsert per (queue, type, outcome) of the batch, however many jobs it holds.
+-- name: finish_rollups
+INSERT INTO tenure_rollups
+SELECT 'minute', :now / 60000 * 60000, :worker, queue, type, outcome, count(*), sum(duration_ms),
+       sum(duration_ms <= 5), sum(duration_ms > 5 AND duration_ms <= 10),
+       sum(duration_ms > 10 AND duration_ms <= 25), sum(duration_ms > 25 AND duration_ms <= 50),
+       sum(duration_ms > 50 AND duration_ms <= 100), sum(duration_ms > 100 AND duration_ms <= 500),
+       sum(duration_ms > 500 AND duration_ms <= 1000),
+       sum(duration_ms > 1000 AND duration_ms <= 5000),
+       sum(duration_ms > 5000 AND duration_ms <= 10000),
+       sum(duration_ms > 10000 AND duration_ms <= 30000),
+       sum(duration_ms > 30000 AND duration_ms <= 60000),
+       sum(duration_ms > 60000 AND duration_ms <= 300000), sum(duration_ms > 300000)
+  FROM temp.ended WHERE true GROUP BY queue, type, outcome
+ON CONFLICT DO UPDATE SET count = count + excluded.count,
+  duration_ms = duration_ms + excluded.duration_ms,
+  b0 = b0 + excluded.b0, b1 = b1 + excluded.b1, b2 = b2 + excluded.b2, b3 = b3 + excluded.b3,
+  b4 = b4 + excluded.b4, b5 = b5 + excluded.b5, b6 = b6 + excluded.b6, b7 = b7 + excluded.b7,
+  b8 = b8 + excluded.b8, b9 = b9 + excluded.b9, b10 = b10 + excluded.b10,
+  b11 = b11 + excluded.b11, b12 = b12 + excluded.b12;
+
+-- name: progress
+UPDATE tenure_jobs SET progress = r.value ->> 2, updated_at = :now
+  FROM json_each(:rows) r
+ WHERE tenure_jobs.id = r.value ->> 0 AND lease_no = r.value ->> 1 AND +worker = :worker
+RETURNING tenure_jobs.id, lease_no;
+
+-- name: renew
+UPDATE tenure_workers SET beat = beat + 1, seen_at = :now WHERE no = :worker AND dead_at IS NULL
+RETURNING no;
+
+-- name: held
+SELECT id, lease_no FROM tenure_jobs WHERE worker = :worker;
+
+-- name: cancel_requests
+SELECT id, coalesce(cancel_reason, '') FROM tenure_jobs
+ WHERE worker = :worker AND cancel_at IS NOT NULL;
+
+-- name: workers
+SELECT no, id, host, boot, pid, pid_started, beat, lease_ms, started_at, seen_at, dead_at,
+       dead_reason, meta, (SELECT count(*) FROM tenure_jobs WHERE worker = no)
+  FROM tenure_workers ORDER BY no;
+
+-- A worker is declared dead only if it has not renewed since the rescuer looked.
+-- name: rescue_declare
+UPDATE tenure_workers SET dead_at = :now, dead_reason = :reason
+ WHERE no = :worker AND beat = :beat AND dead_at IS NULL RETURNING no;
+
+-- A worker that leaves keeps its row, so that the audit trail can name it.
+-- name: retire
+UPDATE tenure_workers SET dead_at = :now, dead_reason = 'signed off'
+ WHERE no = :worker AND dead_at IS NULL
+   AND NOT EXISTS (SELECT 1 FROM tenure_jobs WHERE worker = :worker);
+
+-- name: queue_names
+SELECT name, paused_at IS NOT NULL FROM tenure_queues ORDER BY name;
+
+-- What a person or a program reads of a job; `j` is the hot row.
+-- name: job_hot
+SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.result, j.error,
+       j.error_code, j.attempts, j.max_attempts, j.crashes, j.lease_no, w.id,
+       w.seen_at + w.lease_ms, j.scheduled_at, j.created_at, j.updated_at, j.started_at,
+       j.completed_at, j.timeout_ms, j.org, j.project, j.actor_type, j.actor_id, j.request_id,
+       j.correlation_id, j.traceparent, j.key, j.progress, j.parent, j.cancel_at, j.error_place,
+       (SELECT json_group_array(needs) FROM tenure_edges WHERE job = j.id)
+  FROM tenure_jobs j LEFT JOIN tenure_workers w ON w.no = j.worker
+
+-- The same columns of a finished job.
+-- name: job_history
+SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.result, j.error,
+       j.error_code, j.attempts, j.max_attempts, j.crashes, j.lease_no, NULL,
+       NULL, j.scheduled_at, j.created_at, j.updated_at, j.started_at,
+       j.completed_at, j.timeout_ms, j.org, j.project, j.actor_type, j.actor_id, j.request_id,
+       j.correlation_id, j.traceparent, j.key, j.progress, j.parent, NULL, NULL,
+       (SELECT json_group_array(needs) FROM tenure_edges WHERE job = j.id)
+  FROM tenure_history j
+
+-- The narrowing of a listing, appended to either of the two above; newest first.
+-- name: job_filter
+WHERE (:before IS NULL OR j.id < :before)
+  AND (:status IS NULL OR j.status = :status)
+  AND (:type IS NULL OR j.type = :type)
+  AND (:queue IS NULL OR j.queue = :queue)
+  AND (:org IS NULL OR j.org = :org)
+  AND (:key IS NULL OR j.key = :key)
+  AND (:ids IS NULL OR j.id IN (SELECT value FROM json_each(:ids)))
+ORDER BY j.id DESC LIMIT :most;
+
+-- The same, for dead jobs: walks tenure_jobs_dead.
+-- name: job_filter_dead
+WHERE j.completed_at IS NOT NULL AND j.status = :status
+  AND (:before IS NULL OR j.id < :before)
+  AND (:type IS NULL OR j.type = :type)
+  AND (:queue IS NULL OR j.queue = :queue)
+  AND (:org IS NULL OR j.org = :org)
+  AND (:key IS NULL OR j.key = :key)
+  AND (:ids IS NULL OR j.id IN (SELECT value FROM json_each(:ids)))
+ORDER BY j.id DESC LIMIT :most;
+
+-- name: events_of_job
+SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.project,
+       e.actor_type, e.actor_id, e.request_id, e.correlation_id, w.id, e.data
+  FROM tenure_events e LEFT JOIN tenure_workers w ON w.no = e.worker
+ WHERE e.job_id = :job_id AND e.seq > :after AND (:org IS NULL OR e.org = :org)
+ ORDER BY e.seq LIMIT :most;
+
+-- name: events_all
+SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.project,
+       e.actor_type, e.actor_id, e.request_id, e.correlation_id, w.id, e.data
+  FROM tenure_events e LEFT JOIN tenure_workers w ON w.no = e.worker
+ WHERE e.seq > :after AND (:org IS NULL OR e.org = :org)
+ ORDER BY e.seq LIMIT :most;
+
+-- Per queue: due, later, waiting, running, dead, first ready_at. Index-only for the backlog.
+-- name: queue_counts
+SELECT queue, sum(ready_at <= :now), sum(ready_at > :now), 0, 0, 0, min(ready_at)
+  FROM tenure_jobs INDEXED BY tenure_jobs_claim WHERE status = 'queued' AND waits = 0 GROUP BY queue
+UNION ALL
+SELECT queue, 0, 0, count(*), 0, 0, NULL FROM tenure_jobs WHERE waits > 0 GROUP BY queue
+UNION ALL
+SELECT queue, 0, 0, 0, count(*), 0, NULL FROM tenure_jobs WHERE worker IS NOT NULL GROUP BY queue
+UNION ALL
+SELECT queue, 0, 0, 0, 0, count(*), NULL
+  FROM tenure_jobs INDEXED BY tenure_jobs_dead WHERE completed_at IS NOT NULL GROUP BY queue;
+
+-- name: queue_switches
+SELECT name, paused_at, paused_by, pause_reason FROM tenure_queues ORDER BY name;
+
+-- name: unknown_types
+SELECT type, count(*) FROM tenure_jobs
+ WHERE status = 'queued' AND type NOT IN (SELECT value FROM json_each(:types)) GROUP BY type;
+
+-- name: rollups
+SELECT start, queue, type, outcome, sum(count), sum(duration_ms), sum(b0), sum(b1), sum(b2),
+       sum(b3), sum(b4), sum(b5), sum(b6), sum(b7), sum(b8), sum(b9), sum(b10), sum(b11), sum(b12)
+  FROM tenure_rollups WHERE start >= :since OR grain = 'total'
+ GROUP BY start, queue, type, outcome;
+
+-- Index-only: no job row is read.
+-- name: totals
+SELECT 'queued', (SELECT count(*) FROM tenure_jobs WHERE status = 'queued' AND waits = 0)
+               + (SELECT count(*) FROM tenure_jobs WHERE waits > 0)
+UNION ALL SELECT 'in_progress', count(*) FROM tenure_jobs WHERE worker IS NOT NULL
+UNION ALL SELECT status, count(*) FROM tenure_jobs WHERE completed_at IS NOT NULL GROUP BY status
+UNION ALL SELECT 'cancelled', count(*) FROM tenure_history WHERE status = 'cancelled'
+UNION ALL SELECT 'completed', (SELECT count(*) FROM tenure_history)
+                            - (SELECT count(*) FROM tenure_history WHERE status = 'cancelled');
+
+-- Operators. Each takes ids and says what became of each: the status is read first (the write
+-- lock is held), then one statement changes those that may change.
+-- name: statuses
+SELECT j.id, j.status, j.org FROM tenure_jobs j WHERE j.id IN (SELECT value FROM json_each(:ids))
+UNION ALL
+SELECT h.id, h.status, h.org FROM tenure_history h
+ WHERE h.id IN (SELECT value FROM json_each(:ids));
+
+-- name: operator_events
+INSERT INTO tenure_events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
+  actor_id, request_id, correlation_id, data)
+SELECT :now, :kind, id, type, attempts, lease_no, org, project, :actor_type, :actor_id,
+       request_id, correlation_id, :data
+  FROM tenure_jobs WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- A cancelled or discarded job leaves through the same door as a finished one.
+-- name: operator_end
+INSERT INTO temp.ended (id, lease_no, duration_ms, outcome, status, error, error_code, key, org,
+                        queue, type)
+SELECT id, lease_no, 0, 'cancelled', 'cancelled', :reason, :code, key, org, queue, type
+  FROM tenure_jobs WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: request_cancel
+UPDATE tenure_jobs SET cancel_at = :now, cancel_reason = :reason, updated_at = :now
+ WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: replay
+UPDATE tenure_jobs
+   SET status = 'queued', attempts = 0, crashes = 0, ready_at = :now,
+       scheduled_at = :now, completed_at = NULL, started_at = NULL, progress = NULL,
+       payload = coalesce(:payload, payload), updated_at = :now
+ WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- The key of a replayed job lives again with it.
+-- name: replay_keys
+UPDATE tenure_keys SET status = NULL, expires_at = NULL, error_ref = NULL
+ WHERE (org, key, job_id) IN (SELECT org, key, id FROM tenure_jobs
+                               WHERE id IN (SELECT value FROM json_each(:ids)));
+
+-- name: replay_steps
+DELETE FROM tenure_steps WHERE job_id IN (SELECT value FROM json_each(:ids));
+
+-- name: pause
+INSERT INTO tenure_queues (name, created_at, paused_at, paused_by, pause_reason)
+VALUES (:queue, :now, :now, :by, :reason)
+ON CONFLICT (name) DO UPDATE SET paused_at = :now, paused_by = :by, pause_reason = :reason;
+
+-- name: resume
+UPDATE tenure_queues SET paused_at = NULL, paused_by = NULL, pause_reason = NULL
+ WHERE name = :queue;
+
+-- name: queue_event
+INSERT INTO tenure_events (at, kind, org, actor_type, actor_id, data)
+VALUES (:now, :kind, 'default', :actor_type, :actor_id, :data);
+
+-- Retention, one bounded batch each. History by task and age: walks tenure_history_age.
+-- name: prune_types
+WITH RECURSIVE task (type) AS (
+  SELECT min(type) FROM tenure_history
+  UNION ALL
+  SELECT (SELECT min(type) FROM tenure_history WHERE type > task.type)
+    FROM task WHERE task.type IS NOT NULL)
+SELECT type FROM task WHERE type IS NOT NULL;
+
+-- name: prune_history
+DELETE FROM tenure_history WHERE id IN
+  (SELECT id FROM tenure_history WHERE type = :type AND completed_at < :before
+    ORDER BY completed_at LIMIT :most);
+
+-- name: prune_dead
+DELETE FROM tenure_jobs WHERE id IN
+  (SELECT id FROM tenure_jobs
+    WHERE completed_at IS NOT NULL AND status IN ('failed', 'dead_letter')
+      AND completed_at < :before LIMIT :most);
+
+-- name: prune_events
+DELETE FROM tenure_events WHERE seq IN
+  (SELECT seq FROM tenure_events WHERE seq < (SELECT min(seq) FROM tenure_events) + :most
+      AND at < :before);
+
+-- name: prune_keys
+DELETE FROM tenure_keys WHERE (org, key) IN
+  (SELECT org, key FROM tenure_keys WHERE expires_at <= :now LIMIT :most);
+
+-- name: prune_workers
+DELETE FROM tenure_workers WHERE no IN
+  (SELECT no FROM tenure_workers WHERE dead_at < :before
+      AND NOT EXISTS (SELECT 1 FROM tenure_jobs WHERE worker = no) LIMIT :most);
+
+-- Minutes older than a day become hours, hours older than 90 days the total, in the same
+-- transaction that removes them: sums never fall.
+-- name: fold_rollups
+INSERT INTO tenure_rollups
+SELECT :coarse, iif(:coarse = 'total', 0, start / 3600000 * 3600000), 0, queue, type, outcome,
+       sum(count), sum(duration_ms), sum(b0), sum(b1), sum(b2), sum(b3), sum(b4), sum(b5),
+       sum(b6), sum(b7), sum(b8), sum(b9), sum(b10), sum(b11), sum(b12)
+  FROM tenure_rollups WHERE grain = :fine AND start < :before
+ GROUP BY iif(:coarse = 'total', 0, start / 3600000 * 3600000), queue, type, outcome
+ON CONFLICT DO UPDATE SET count = count + excluded.count,
+  duration_ms = duration_ms + excluded.duration_ms,
+  b0 = b0 + excluded.b0, b1 = b1 + excluded.b1, b2 = b2 + excluded.b2, b3 = b3 + excluded.b3,
+  b4 = b4 + excluded.b4, b5 = b5 + excluded.b5, b6 = b6 + excluded.b6, b7 = b7 + excluded.b7,
+  b8 = b8 + excluded.b8, b9 = b9 + excluded.b9, b10 = b10 + excluded.b10,
+  b11 = b11 + excluded.b11, b12 = b12 + excluded.b12;
+
+-- name: drop_folded
+DELETE FROM tenure_rollups WHERE grain = :fine AND start < :before;

@@ -1,0 +1,264 @@
+"""The store contract: what a database must do for Tenure, and nothing else.
+
+One behavioural suite (`tests/contract/`) runs against every implementation. All methods are
+plain blocking calls, safe to use from any thread, batched, and each is **one short transaction**:
+it happens whole or not at all. `now_ms` overrides the store's clock for tests; otherwise the
+clock is read *after* the write lock is held.
+
+The fence. A lease is (worker, lease_no). Every write of a run after its claim names the
+`lease_no` it was granted, and the store compares it under the lock that makes the change.
+`lease_no` grows when a lease is granted and whenever one ends without completing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+from tenure.job import Actor, ClaimedJob, Event, Job, NewJob, Receipt
+from tenure.outcome import Ended
+
+
+class Claim(NamedTuple):
+    jobs: list[ClaimedJob]
+    unknown: dict[str, int]  # types this worker does not know: put back for later, uncharged
+    more: bool  # the walk over orgs stopped at its bound: claim again soon
+
+
+class Renewal(NamedTuple):
+    """What the store believes about a worker that is alive."""
+
+    leases: dict[str, int]  # job id -> lease_no this worker holds
+    cancels: dict[str, str]  # job id -> reason: asked to be cancelled while running
+
+
+class WorkerInfo(NamedTuple):
+    no: int
+    id: str
+    host: str
+    boot: str
+    pid: int
+    pid_started: str
+    beat: int
+    lease_ms: int
+    started_at: int
+    seen_at: int
+    dead_at: int | None
+    dead_reason: str | None
+    meta: dict[str, Any]
+    held: int
+
+
+class QueueInfo(NamedTuple):
+    name: str
+    ready: int  # due now
+    later: int  # due later
+    waiting: int  # on other jobs
+    running: int
+    dead: int
+    oldest_ms: int | None  # how long the oldest due job has been waiting
+    paused_at: int | None
+    paused_by: str | None
+    pause_reason: str | None
+
+
+class Rescue(NamedTuple):
+    """What a rescue did; empty when the worker had renewed after all."""
+
+    requeued: int
+    poisoned: int
+
+
+class Filter(NamedTuple):
+    """Which jobs; None is any. `org` None means every org (operators only)."""
+
+    status: str | None = None
+    type: str | None = None
+    queue: str | None = None
+    org: str | None = None
+    key: str | None = None
+    ids: tuple[str, ...] | None = None
+
+
+class Rollup(NamedTuple):
+    start: int
+    queue: str
+    type: str
+    outcome: str
+    runs: int
+    duration_ms: int
+    buckets: tuple[int, ...]
+
+
+class Finding(NamedTuple):
+    """One line of `doctor`: what was looked at, what was found, what to do about it."""
+
+    check: str
+    level: Literal["ok", "warning", "problem"]
+    message: str
+    remedy: str | None = None
+
+
+class Prune(NamedTuple):
+    """How long to keep what; seconds."""
+
+    completed: float
+    dead: float
+    events: float
+    workers: float = 30 * 86_400  # as long as events that name them
+    batch: int = 1000
+
+
+Accepted = Literal["accepted", "repeated", "refused"]
+
+
+class Store(Protocol):
+    # -- life ---------------------------------------------------------------------------------
+    def migrate(self) -> list[str]:
+        """Bring the schema up to date; the names of what ran. Safe to run by several at once,
+        resumable after a kill. A schema newer than this code is refused (SchemaError)."""
+
+    def close(self) -> None:
+        """Close every connection. Idempotent. The store may be used again and reopens."""
+
+    # -- enqueue ------------------------------------------------------------------------------
+    def enqueue(
+        self, jobs: Sequence[NewJob], *, retry: bool = False, now_ms: int | None = None
+    ) -> list[Receipt]:
+        """Store all jobs or none; receipts in order. A key seen before within its org yields the
+        first job's receipt (`duplicate=True`). `retry=True` repeats a call whose reply was lost:
+        ids already stored, live or finished, are not stored again."""
+
+    def enqueue_on(self, connection: Any, jobs: Sequence[NewJob]) -> list[Receipt]:
+        """The same, on the caller's own connection and in the caller's transaction."""
+
+    # -- the life of a lease ------------------------------------------------------------------
+    def register(self, worker: WorkerInfo) -> int:
+        """Add a worker row; its number, never used before."""
+
+    def claim(
+        self,
+        worker: int,
+        wants: Sequence[tuple[str, int]],
+        types: frozenset[str] | None = None,
+        *,
+        limit: int | None = None,
+        now_ms: int | None = None,
+    ) -> Claim:
+        """Grant leases, up to the number named for each queue and `limit` in all: due, not
+        paused, by priority, then orgs in turn, then due time, then id. Two claims never share a
+        job. A worker that was declared dead gets nothing. Costs the same beside any number of
+        queued, later or finished jobs."""
+
+    def finish(
+        self, worker: int, ended: Sequence[Ended], *, now_ms: int | None = None
+    ) -> list[Accepted]:
+        """End runs, fenced one by one: `accepted`; `repeated` when this very finish was accepted
+        before; `refused` when the lease is gone (nothing was changed for that row).
+        A run that would go back to the queue (retry, snooze, release, crash, rescue) although
+        its job was asked to be cancelled ends `cancelled` instead.
+        History, events, keys and rollups are written in the same transaction."""
+
+    def progress(
+        self,
+        worker: int,
+        reports: Sequence[tuple[str, int, str]],
+        *,
+        now_ms: int | None = None,
+    ) -> list[bool]:
+        """Store (id, lease_no, JSON text), fenced; False where the lease is gone."""
+
+    def renew(self, worker: int, *, now_ms: int | None = None) -> Renewal | None:
+        """Prove the worker alive and read what it holds. None: it was declared dead; whatever
+        it still runs is void. Uses a connection nothing else waits on."""
+
+    def cancel_requests(self, worker: int) -> dict[str, str]:
+        """Cancel requests for jobs this worker runs: id -> reason."""
+
+    def workers(self) -> list[WorkerInfo]:
+        """Every worker row, dead ones included while they are kept."""
+
+    def rescue(
+        self,
+        worker: int,
+        beat: int,
+        *,
+        started: frozenset[str] | None,
+        limit: int,
+        reason: str,
+        patience: float | None = None,
+        now_ms: int | None = None,
+    ) -> Rescue | None:
+        """Declare a worker dead and put its jobs back, unless it has renewed since `beat`, or
+        the store kept us waiting longer than `patience` seconds: a stall proves nothing about
+        the others (None then). Jobs in `started` (all, when None: nobody knows) are charged a
+        crash; at `limit` they become dead letters with the code `poison`."""
+
+    def retire(self, worker: int) -> None:
+        """A worker that gave everything back leaves: dead, reason `signed off`."""
+
+    def next_due(self, queues: Sequence[str], *, now_ms: int | None = None) -> int | None:
+        """Milliseconds until the next job of these queues is due; None when there is none."""
+
+    # -- reading ------------------------------------------------------------------------------
+    def get(self, id: str, *, org: str | None = None) -> Job | None: ...
+
+    def find(self, where: Filter, *, before: str | None = None, limit: int = 100) -> list[Job]:
+        """Newest first, one page; continue with `before=` the last id."""
+
+    def events(
+        self,
+        *,
+        job_id: str | None = None,
+        org: str | None = None,
+        after: int = 0,
+        limit: int = 100,
+    ) -> list[Event]:
+        """Oldest first, one page; continue with `after=` the last seq."""
+
+    def queues(self, *, now_ms: int | None = None) -> list[QueueInfo]: ...
+
+    def queue_names(self) -> dict[str, bool]:
+        """Every queue name known to the store -> paused."""
+
+    def unknown_types(self, types: frozenset[str]) -> dict[str, int]:
+        """Queued jobs whose type is not among these."""
+
+    def rollups(self, *, since_ms: int) -> list[Rollup]: ...
+
+    def totals(self) -> dict[str, int]:
+        """Count of jobs per status, live and finished."""
+
+    # -- operators ----------------------------------------------------------------------------
+    def cancel(
+        self, ids: Sequence[str], *, actor: Actor, reason: str, org: str | None = None
+    ) -> dict[str, str]:
+        """queued -> cancelled at once; in_progress -> a request the handler will see.
+        id -> `cancelled`, `requested`, `absent`, or the status that does not allow it."""
+
+    def replay(
+        self,
+        ids: Sequence[str],
+        *,
+        actor: Actor,
+        payload: str | None = None,
+        org: str | None = None,
+    ) -> dict[str, str]:
+        """failed, dead_letter -> queued under the same id, attempts and crashes 0.
+        id -> `queued`, `absent`, or the status that does not allow it."""
+
+    def discard(
+        self, ids: Sequence[str], *, actor: Actor, reason: str, org: str | None = None
+    ) -> dict[str, str]:
+        """failed, dead_letter -> cancelled (reason `discarded`)."""
+
+    def pause(self, queue: str, *, actor: Actor, reason: str) -> None: ...
+
+    def resume(self, queue: str, *, actor: Actor) -> None: ...
+
+    def prune(self, keep: Prune, *, now_ms: int | None = None) -> Mapping[str, int]:
+        """One bounded pass of retention: finished and dead jobs, events, expired keys, dead
+        worker rows, rollups folded. What was removed, by kind."""
+
+    def inspect(self) -> list[Finding]:
+        """What `doctor` says about this database."""

@@ -1,0 +1,155 @@
+"""Rows of the SQL stores as nouns. Both dialects return the same columns in the same order."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, assert_never
+
+import msgspec
+
+from tenure import outcome
+from tenure.job import Actor, ClaimedJob, Event, Job, moment
+
+
+def _decoded(text: str | None) -> Any:
+    return None if text is None else msgspec.json.decode(text)
+
+
+def job_from(row: tuple[Any, ...]) -> Job:
+    (
+        id, type_, status, queue, priority, category, payload, result, error, error_code,
+        attempts, max_attempts, crashes, lease_no, lease_owner, lease_until, scheduled_at,
+        created_at, updated_at, started_at, completed_at, timeout_ms, org, project, actor_type,
+        actor_id, request_id, correlation_id, traceparent, key, progress, parent, cancel_at,
+        error_place, after,
+    ) = row  # fmt: skip
+    return Job(
+        id=id,
+        type=type_,
+        status=status,
+        queue=queue,
+        priority=priority,
+        category=category,
+        payload=_decoded(payload),
+        result=_decoded(result),
+        error=error,
+        error_code=error_code,
+        attempts=attempts,
+        max_attempts=max_attempts,
+        crashes=crashes,
+        lease_no=lease_no,
+        lease_owner=lease_owner,
+        lease_until=moment(lease_until),
+        scheduled_at=moment(scheduled_at),  # type: ignore[arg-type]
+        created_at=moment(created_at),  # type: ignore[arg-type]
+        updated_at=moment(updated_at),  # type: ignore[arg-type]
+        started_at=moment(started_at),
+        completed_at=moment(completed_at),
+        timeout=timeout_ms / 1000,
+        org=org,
+        project=project,
+        actor=Actor(actor_type, actor_id),
+        request_id=request_id,
+        correlation_id=correlation_id,
+        traceparent=traceparent,
+        key=key,
+        progress=_decoded(progress),
+        parent=parent,
+        after=tuple(_decoded(after) or ()),
+        cancel_requested=cancel_at is not None,
+        error_place=error_place,
+    )
+
+
+def event_from(row: tuple[Any, ...]) -> Event:
+    (
+        seq, kind, at, job_id, type_, attempt, lease_no, org, project, actor_type, actor_id,
+        request_id, correlation_id, worker, data,
+    ) = row  # fmt: skip
+    return Event(
+        seq=seq,
+        kind=kind,
+        at=moment(at),  # type: ignore[arg-type]
+        job_id=job_id,
+        type=type_,
+        attempt=attempt,
+        lease_no=lease_no,
+        org=org,
+        project=project,
+        actor=Actor(actor_type, actor_id),
+        request_id=request_id,
+        correlation_id=correlation_id,
+        worker=worker,
+        data=_decoded(data),
+    )
+
+
+def in_order(jobs: list[ClaimedJob]) -> list[ClaimedJob]:
+    """Priority, then orgs in turn, then due time, then id."""
+    jobs.sort(key=lambda job: (job.priority, job.ready_at, job.id))
+    if len({job.org for job in jobs}) < 2:
+        return jobs
+    turns: dict[tuple[int, str], int] = {}
+    placed = []
+    for job in jobs:
+        turn = turns[job.priority, job.org] = turns.get((job.priority, job.org), 0) + 1
+        placed.append((job.priority, turn, job.ready_at, job.id, job))
+    placed.sort()
+    return [entry[-1] for entry in placed]
+
+
+class FinishRow(NamedTuple):
+    """One finish as the statement `finish_fence` reads it; trailing defaults are left out."""
+
+    id: str
+    lease_no: int
+    duration_ms: int
+    outcome: str
+    status: str
+    event: str
+    result: str | None = None
+    error: str | None = None
+    error_code: str | None = None
+    error_place: str | None = None
+    delay_ms: int | None = None  # None keeps the job's place in the queue
+    refund: int = 0  # attempts given back
+    crash_limit: int | None = None  # charged a crash; at the limit a dead letter
+
+
+def finish_row(end: outcome.Ended) -> tuple[object, ...]:
+    id, lease_no, lasted, how = end.id, end.lease_no, end.duration_ms, end.outcome
+    match how:
+        case outcome.Completed(result=result):  # the hot path: as short as it gets
+            return (id, lease_no, lasted, "completed", "completed", "job.succeeded", result)
+        case outcome.Retried(delay=delay, failure=why):
+            row = FinishRow(id, lease_no, lasted, "retried", "queued", "job.retried")
+            return _failed(row, why)._replace(delay_ms=int(delay * 1000))
+        case outcome.Snoozed(delay=delay):
+            row = FinishRow(id, lease_no, lasted, "snoozed", "queued", "job.snoozed")
+            return row._replace(delay_ms=int(delay * 1000), refund=1)
+        case outcome.Failed(failure=why):
+            return _failed(FinishRow(id, lease_no, lasted, "failed", "failed", "job.failed"), why)
+        case outcome.Dead(failure=why):
+            row = FinishRow(id, lease_no, lasted, "dead", "dead_letter", "job.deadlettered")
+            return _failed(row, why)
+        case outcome.Cancelled(reason=reason):
+            row = FinishRow(id, lease_no, lasted, "cancelled", "cancelled", "job.cancelled")
+            return row._replace(error=reason, error_code="cancelled")
+        case outcome.Released(delay=delay):
+            row = FinishRow(id, lease_no, lasted, "released", "queued", "job.released")
+            return row._replace(delay_ms=int(delay * 1000) or None, refund=1)
+        case outcome.Crashed(reason=reason, limit=limit):
+            return rescue_row(id, lease_no, "crashed", reason, limit)
+        case _:
+            assert_never(how)
+
+
+def _failed(row: FinishRow, why: outcome.Failure) -> FinishRow:
+    return row._replace(error=why.message, error_code=why.code, error_place=why.place)
+
+
+def rescue_row(id: str, lease_no: int, how: str, reason: str, crash_limit: int | None) -> FinishRow:
+    """Back to the queue after a death; charged if there is a limit to count towards."""
+    row = FinishRow(id, lease_no, 0, how, "queued", "job.rescued")
+    if crash_limit is None:
+        return row
+    return row._replace(error=reason, error_code="crashed", crash_limit=crash_limit)

@@ -1,0 +1,167 @@
+"""Step 2 of the walk: store new jobs, on our own connection or on the caller's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tenure import errors
+from tenure.job import NewJob, Receipt
+from tenure.stores.sqlite.base import SqliteBase, to_json
+
+if TYPE_CHECKING:
+    import sqlite3
+
+
+class Enqueueing(SqliteBase):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._queues: set[str] = set()  # names this process has seen committed
+
+    def enqueue(
+        self, jobs: Sequence[NewJob], *, retry: bool = False, now_ms: int | None = None
+    ) -> list[Receipt]:
+        if not jobs:
+            return []
+        with self.file.write() as db:
+            receipts = self._enqueue(db, jobs, self._now(now_ms), self._queues, retry)
+        self._queues.update(job.terms.queue for job in jobs)
+        return receipts
+
+    def enqueue_on(self, connection: Any, jobs: Sequence[NewJob]) -> list[Receipt]:
+        """On the caller's sqlite3 connection. Outside a transaction it commits at once, as the
+        caller's own INSERT would; otherwise it shares the fate of the caller's transaction."""
+        module = self.file.module
+        if not isinstance(connection, module.Connection):
+            raise errors.ConfigError(
+                f"conn= got a {type(connection).__module__}.{type(connection).__name__}; this app "
+                f"stores jobs in SQLite and can join a {module.__name__}.Connection only."
+            )
+        self._same_file(connection)
+        factory, connection.row_factory = connection.row_factory, None
+        try:
+            if connection.isolation_level is not None and not connection.in_transaction:
+                connection.execute("BEGIN IMMEDIATE")  # where the caller's INSERT would begin one
+            connection.execute("SAVEPOINT tenure_enqueue")
+            try:
+                receipts = self._enqueue(connection, jobs, self.file.clock(), set(), False)
+            except BaseException:
+                connection.execute("ROLLBACK TO tenure_enqueue")
+                raise
+            finally:
+                connection.execute("RELEASE tenure_enqueue")
+        except module.OperationalError as error:
+            if "locked" not in str(error):
+                raise self.file.explain(error) from error
+            raise errors.StoreBusy(
+                "Your transaction has read from this file and can no longer write: another "
+                "connection has written since. Start it with BEGIN IMMEDIATE, then enqueue."
+            ) from error
+        finally:
+            connection.row_factory = factory
+        return receipts
+
+    def _same_file(self, connection: sqlite3.Connection) -> None:
+        if not self.file.ready:
+            if connection.in_transaction and self.file.missing():
+                raise errors.SchemaError(
+                    f"{self.file.path} has no Tenure tables yet and your transaction is open. "
+                    "Call app.migrate() once before it (at start-up)."
+                )
+            self.file.version()
+        for _no, name, path in connection.execute("PRAGMA database_list"):
+            if (
+                name == "main"
+                and path
+                and os.path.realpath(path) == os.path.realpath(self.file.path)
+            ):
+                return
+        raise errors.ConfigError(
+            f"conn= is open on another database than this app's {self.file.path}: the job would "
+            "not commit with your data. Connect to the same file."
+        )
+
+    def _enqueue(
+        self,
+        db: sqlite3.Connection,
+        jobs: Sequence[NewJob],
+        now: int,
+        known_queues: set[str],
+        retry: bool,
+    ) -> list[Receipt]:
+        owners: dict[str, tuple[str, str]] = {}
+        firsts, repeats = _first_of_each_key(jobs)
+        stored: set[str] = set()
+        if retry:
+            ids = to_json([job.id for job in jobs])
+            stored = {row[0] for row in db.execute(self._sql["enqueue_stored"], {"ids": ids})}
+        for terms, group in _by_terms(job for job in firsts if job.id not in stored):
+            parameters = {
+                "now": now,
+                "rows": _rows_text(group),
+                "type": terms.type,
+                "queue": terms.queue,
+                "priority": terms.priority,
+                "category": terms.category,
+                "max_attempts": terms.max_attempts,
+                "timeout_ms": terms.timeout_ms,
+                "key_ttl_ms": terms.key_ttl_ms,
+                "org": terms.org,
+                "project": terms.project,
+                "actor_type": terms.actor.type,
+                "actor_id": terms.actor.id,
+                "request_id": terms.request_id or None,
+                "correlation_id": terms.correlation_id or None,
+                "traceparent": terms.traceparent,
+                "parent": terms.parent,
+                "after_failed": terms.after_failed,
+            }
+            if terms.queue not in known_queues:
+                db.execute(self._sql["add_queue"], parameters)
+            keyed = any(job.key is not None for job in group)
+            if keyed:
+                db.execute(self._sql["enqueue_keys"], parameters)
+            db.execute(self._sql["enqueue_jobs"], parameters)
+            if self.audit == "all":
+                db.execute(self._sql["enqueue_events"], parameters)
+            if keyed:
+                for sent, owner, status in db.execute(self._sql["enqueue_owners"], parameters):
+                    owners[sent] = (owner, status)
+        receipts = []
+        for job in jobs:
+            first = repeats.get(job.id, job.id)
+            owner, status = owners.get(first, (first, "queued"))
+            receipts.append(Receipt(owner, owner != job.id, status))
+        return receipts
+
+
+def _first_of_each_key(jobs: Sequence[NewJob]) -> tuple[Sequence[NewJob], dict[str, str]]:
+    """Within a batch the first job of a key is the one stored: the rest, id -> that job's id."""
+    seen: dict[tuple[str, str], str] = {}
+    repeats = {}
+    for job in jobs:
+        if job.key is not None:
+            first = seen.setdefault((job.terms.org, job.key), job.id)
+            if first != job.id:
+                repeats[job.id] = first
+    return ([job for job in jobs if job.id not in repeats] if repeats else jobs), repeats
+
+
+def _by_terms(jobs: Iterable[NewJob]) -> Iterable[tuple[Any, list[NewJob]]]:
+    groups: dict[int, tuple[Any, list[NewJob]]] = {}
+    for job in jobs:
+        groups.setdefault(id(job.terms), (job.terms, []))[1].append(job)
+    return groups.values()
+
+
+def _rows_text(jobs: Sequence[NewJob]) -> str:
+    """[[id, payload, delay_ms, at_ms, key], …] with the payloads, JSON already, spliced in."""
+    if all(job.key is None and job.at_ms is None for job in jobs):
+        rows = [f'["{job.id}",{job.payload},{job.delay_ms}]' for job in jobs]
+    else:
+        rows = [
+            f'["{job.id}",{job.payload},{job.delay_ms},{to_json(job.at_ms)},{to_json(job.key)}]'
+            for job in jobs
+        ]
+    return f"[{','.join(rows)}]"

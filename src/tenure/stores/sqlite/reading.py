@@ -1,0 +1,84 @@
+"""What people and programs read: jobs, events, queues, counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tenure.job import DEAD, Event, Job
+from tenure.store import Filter, QueueInfo, Rollup
+from tenure.stores.rows import event_from, job_from
+from tenure.stores.sqlite.base import SqliteBase, to_json
+
+
+class Reading(SqliteBase):
+    def get(self, id: str, *, org: str | None = None) -> Job | None:
+        found = self.find(Filter(ids=(id,), org=org), limit=1)
+        return found[0] if found else None
+
+    def find(self, where: Filter, *, before: str | None = None, limit: int = 100) -> list[Job]:
+        parameters = where._asdict() | {
+            "ids": None if where.ids is None else to_json(where.ids),
+            "before": before,
+            "most": limit,
+        }
+        rows: list[tuple[Any, ...]] = []
+        with self.file.read() as db:
+            if where.status not in ("completed", "cancelled"):
+                narrowing = "job_filter_dead" if where.status in DEAD else "job_filter"
+                statement = f"{self._sql['job_hot']} {self._sql[narrowing]}"
+                rows += db.execute(statement, parameters).fetchall()
+            if where.status is None or where.status in ("completed", "cancelled"):
+                statement = f"{self._sql['job_history']} {self._sql['job_filter']}"
+                rows += db.execute(statement, parameters).fetchall()
+        # A job may move to history between the two reads: keep one row an id, the finished one.
+        newest = {row[0]: row for row in rows}
+        return [job_from(newest[id]) for id in sorted(newest, reverse=True)[:limit]]
+
+    def events(
+        self,
+        *,
+        job_id: str | None = None,
+        org: str | None = None,
+        after: int = 0,
+        limit: int = 100,
+    ) -> list[Event]:
+        name = "events_all" if job_id is None else "events_of_job"
+        parameters = {"job_id": job_id, "org": org, "after": after, "most": limit}
+        with self.file.read() as db:
+            return [event_from(row) for row in db.execute(self._sql[name], parameters).fetchall()]
+
+    def queues(self, *, now_ms: int | None = None) -> list[QueueInfo]:
+        now = self._now(now_ms)
+        with self.file.read() as db:
+            counted = db.execute(self._sql["queue_counts"], {"now": now}).fetchall()
+            switches = db.execute(self._sql["queue_switches"]).fetchall()
+        counts: dict[str, list[int]] = {name: [0] * 5 for name, *_ in switches}
+        oldest: dict[str, int] = {}
+        for queue, *numbers, first in counted:
+            sums = counts.setdefault(queue, [0] * 5)
+            counts[queue] = [a + b for a, b in zip(sums, numbers, strict=True)]
+            if first is not None and first <= now:
+                oldest[queue] = now - first
+        paused = {name: rest for name, *rest in switches}
+        return [
+            QueueInfo._make((name, *counts[name], oldest.get(name), *paused.get(name, [None] * 3)))
+            for name in sorted(counts)
+        ]
+
+    def queue_names(self) -> dict[str, bool]:
+        with self.file.read() as db:
+            return {name: bool(p) for name, p in db.execute(self._sql["queue_names"]).fetchall()}
+
+    def unknown_types(self, types: frozenset[str]) -> dict[str, int]:
+        with self.file.read() as db:
+            parameters = {"types": to_json(sorted(types))}
+            return dict(db.execute(self._sql["unknown_types"], parameters).fetchall())
+
+    def rollups(self, *, since_ms: int) -> list[Rollup]:
+        with self.file.read() as db:
+            rows = db.execute(self._sql["rollups"], {"since": since_ms}).fetchall()
+        return [Rollup._make((*row[:6], tuple(row[6:]))) for row in rows]
+
+    def totals(self) -> dict[str, int]:
+        with self.file.read() as db:
+            return dict(db.execute(self._sql["totals"]).fetchall())

@@ -1,0 +1,216 @@
+"""A task: a function that can also be enqueued. The call stays a call.
+
+`Task[P, R]` is typed like the function it wraps; a leading `Context` parameter is not part of P.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
+
+from tenure import context, policy
+from tenure.errors import ConfigError
+from tenure.ids import new_id
+from tenure.job import NewJob, Receipt, Terms
+
+if TYPE_CHECKING:
+    import datetime
+    from collections.abc import Callable, Sequence
+
+    from tenure.signature import Signature
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Enqueuer(Protocol):
+    """What a task needs of its app."""
+
+    def enqueue_jobs(
+        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: str = "return"
+    ) -> list[Receipt]: ...
+
+    async def aenqueue_jobs(
+        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: str = "return"
+    ) -> list[Receipt]: ...
+
+    @property
+    def max_payload_bytes(self) -> int: ...
+
+    def now_ms(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSettings:
+    """What the decorator said, with the category's defaults filled in."""
+
+    name: str
+    queue: str
+    category: policy.Category
+    retry: policy.Retry
+    priority: int
+    timeout: float
+    process: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What `.options()` changes for one enqueue; None leaves it as it is."""
+
+    delay_ms: int = 0
+    at_ms: int | None = None
+    priority: int | None = None
+    queue: str | None = None
+    key: str | None = None
+    org: str | None = None
+    project: str | None = None
+    actor: tuple[str, str] | None = None
+    timeout: float | None = None
+    max_attempts: int | None = None
+    conn: Any = None
+    on_conflict: str = "return"
+
+
+class Task(Generic[P, R]):
+    def __init__(
+        self,
+        function: Callable[..., R],
+        app: Enqueuer,
+        settings: TaskSettings,
+        options: Options | None = None,
+    ) -> None:
+        self.function = function
+        self.settings = settings
+        self._app = app
+        self._options = options or Options()
+        self._signature: Signature | None = None
+        self._terms: tuple[context.Acting, Terms] | None = None
+        self.__name__ = getattr(function, "__name__", settings.name)
+        self.__doc__ = function.__doc__
+        self.__wrapped__ = function
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name!r} on queue {self.settings.queue!r}>"
+
+    @property
+    def name(self) -> str:
+        return self.settings.name
+
+    @property
+    def signature(self) -> Signature:
+        if self._signature is None:
+            from tenure.signature import Signature  # msgspec and inspect: at first use, not import
+
+            self._signature = Signature(self.function, self.name, self._app.max_payload_bytes)
+        return self._signature
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
+        """Store one request to run this task; durable when this returns."""
+        return self._app.enqueue_jobs(
+            [self.job(*args, **kwargs)],
+            conn=self._options.conn,
+            on_conflict=self._options.on_conflict,
+        )[0]
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
+        receipts = await self._app.aenqueue_jobs(
+            [self.job(*args, **kwargs)],
+            conn=self._options.conn,
+            on_conflict=self._options.on_conflict,
+        )
+        return receipts[0]
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
+        """A job not yet stored, for `app.enqueue_many`."""
+        return self._job(self.signature.pack(args, kwargs))
+
+    def job_named(self, arguments: dict[str, Any]) -> NewJob:
+        return self._job(self.signature.pack_named(arguments))
+
+    def pack_result(self, value: Any) -> str:
+        """A handler's return value as JSON text; what JSON has no word for is converted first."""
+        return self.signature.encode(value, f"result of {self.name!r}")
+
+    def _job(self, payload: str) -> NewJob:
+        chosen = self._options
+        return NewJob(
+            new_id(), self._current_terms(), payload, chosen.delay_ms, chosen.at_ms, chosen.key
+        )
+
+    def _current_terms(self) -> Terms:
+        """The same object while the request context stays the same: batches group by it."""
+        acting = context.current()
+        if self._terms is not None and self._terms[0] is acting:
+            return self._terms[1]
+        settings, chosen = self.settings, self._options
+        terms = Terms(
+            type=settings.name,
+            queue=chosen.queue or settings.queue,
+            priority=chosen.priority or settings.priority,
+            category=settings.category.name,
+            max_attempts=chosen.max_attempts or settings.retry.attempts,
+            timeout_ms=int((chosen.timeout or settings.timeout) * 1000),
+            key_ttl_ms=settings.category.key_ttl_seconds * 1000,
+            org=chosen.org or acting.org,
+            project=chosen.project or acting.project,
+            actor=acting.actor if chosen.actor is None else context.checked_actor(chosen.actor),
+            request_id=acting.request_id,
+            correlation_id=acting.correlation_id,
+            traceparent=acting.traceparent,
+        )
+        self._terms = (acting, terms)
+        return terms
+
+    def options(
+        self,
+        *,
+        delay: float | datetime.timedelta | None = None,
+        at: datetime.datetime | None = None,
+        priority: int | None = None,
+        queue: str | None = None,
+        key: str | None = None,
+        org: str | None = None,
+        project: str | None = None,
+        actor: tuple[str, str] | None = None,
+        timeout: float | None = None,
+        max_attempts: int | None = None,
+        conn: Any = None,
+        on_conflict: str = "return",
+    ) -> Task[P, R]:
+        """The same task with other options for what is enqueued through it."""
+        if delay is not None and at is not None:
+            raise ConfigError("give delay= or at=, not both")
+        if on_conflict not in ("return", "error"):
+            raise ConfigError(f"on_conflict is 'return' or 'error', got {on_conflict!r}")
+        if max_attempts is not None:
+            policy.Retry(attempts=max_attempts)  # checks the range
+        if timeout is not None:
+            checked_timeout(timeout)
+        chosen = Options(
+            delay_ms=0 if delay is None else int(policy.delay_seconds(delay) * 1000),
+            at_ms=None if at is None else policy.due_ms(at, self._app.now_ms()),
+            priority=None if priority is None else policy.priority(priority),
+            queue=None if queue is None else policy.queue_name(queue),
+            key=None if key is None else policy.name(key, "key", limit=512),
+            org=None if org is None else policy.name(org, "org"),
+            project=None if project is None else policy.name(project, "project"),
+            actor=actor,
+            timeout=timeout,
+            max_attempts=max_attempts,
+            conn=conn,
+            on_conflict=on_conflict,
+        )
+        bound: Task[P, R] = Task(self.function, self._app, replace(self.settings), chosen)
+        bound._signature = self.signature
+        return bound
+
+
+def checked_timeout(seconds: object) -> float:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise ConfigError(f"timeout is a number of seconds, got {type(seconds).__name__}")
+    if not 0.01 <= seconds <= 30 * 86_400:
+        raise ConfigError(f"timeout must be 0.01 s to 30 days, got {seconds!r}")
+    return float(seconds)

@@ -1,0 +1,1 @@
+"""Implementations of the contract in `tenure/wakeup.py`."""

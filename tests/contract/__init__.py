@@ -1,0 +1,1 @@
+"""What every store must do, whatever database is behind it (src/tenure/store.py)."""

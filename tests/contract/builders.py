@@ -1,0 +1,258 @@
+"""The vocabulary of the conformance suite: a clock to turn, jobs and workers in one line.
+
+To run the suite on another store: add its kind to `KINDS` and a branch to `open_store`,
+`temporary_location` and (SQL stores only) `connect`. Nothing else names a concrete store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tenure.ids import new_id
+from tenure.job import Actor, ClaimedJob, Event, Job, NewJob, Terms
+from tenure.outcome import Ended, Failure, Outcome
+from tenure.store import Accepted, QueueInfo, Store, WorkerInfo
+
+KINDS = ("sqlite",)
+SQL_KINDS = frozenset({"sqlite"})
+
+SECOND = 1_000
+MINUTE = 60 * SECOND
+HOUR = 60 * MINUTE
+DAY = 24 * HOUR
+LEASE_MS = 30 * SECOND
+START_MS = 1_790_000_000_123  # the odd milliseconds catch stores that round to seconds
+
+OPERATOR = Actor("user", "operator-7")
+FAILURE = Failure("boom", "BOOM", "ValueError at tasks.py:7")
+
+
+class Clock:
+    """The store's clock in tests: it stands still until it is told otherwise."""
+
+    def __init__(self, ms: int = START_MS) -> None:
+        self.ms = ms
+
+    def __call__(self) -> int:
+        return self.ms
+
+    def advance(self, ms: int) -> int:
+        self.ms += ms
+        return self.ms
+
+
+# -- stores -----------------------------------------------------------------------------------
+
+
+def open_store(kind: str, location: str, clock: Clock) -> Store:
+    """A store on the database at `location`. Several may be open on one, in any process."""
+    if kind == "sqlite":
+        from tenure.stores.sqlite import SqliteStore
+
+        return SqliteStore(location, clock=clock)
+    raise AssertionError(f"no such kind of store: {kind}")
+
+
+@contextlib.contextmanager
+def temporary_location(kind: str) -> Iterator[str]:
+    """An empty database of this kind, gone at the end of the block."""
+    assert kind == "sqlite"
+    with tempfile.TemporaryDirectory(prefix="tenure-contract-") as folder:
+        yield str(Path(folder) / "jobs.db")
+
+
+def connect(kind: str, location: str) -> Any:
+    """A connection of the user's own, as `enqueue_on` gets it, outside of any transaction."""
+    assert kind == "sqlite"
+    import sqlite3
+
+    return sqlite3.connect(location, isolation_level=None)
+
+
+def rows(kind: str, location: str, statement: str) -> list[dict[str, Any]]:
+    """What SQL sees of a store's database."""
+    with contextlib.closing(connect(kind, location)) as connection:
+        cursor = connection.execute(statement)
+        names = [column[0] for column in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in cursor]
+
+
+# -- jobs -------------------------------------------------------------------------------------
+
+_TERMS = frozenset(field.name for field in fields(Terms))
+
+
+@cache
+def terms(**over: Any) -> Terms:
+    """The same object for the same options, as the client has it: stores group batches by it."""
+    given: dict[str, Any] = {
+        "type": "noop",
+        "queue": "default",
+        "priority": 5,
+        "category": "default",
+        "max_attempts": 5,
+        "timeout_ms": 300_000,
+        "key_ttl_ms": 7 * DAY,
+    }
+    return Terms(**(given | over))
+
+
+def new(**over: Any) -> NewJob:
+    """A job to be enqueued; fields of its Terms and its own side by side."""
+    shared = {name: over.pop(name) for name in tuple(over) if name in _TERMS}
+    given: dict[str, Any] = {"id": new_id(), "terms": terms(**shared), "payload": "{}"}
+    return NewJob(**(given | over))
+
+
+def put(store: Store, **over: Any) -> str:
+    """Enqueue one job; its id."""
+    return put_many(store, 1, **over)[0]
+
+
+def put_many(store: Store, count: int, **over: Any) -> list[str]:
+    """Enqueue `count` alike jobs in one call; their ids in order."""
+    return [receipt.id for receipt in store.enqueue([new(**over) for _ in range(count)])]
+
+
+# -- workers and leases -----------------------------------------------------------------------
+
+
+def worker_info(**over: Any) -> WorkerInfo:
+    given: dict[str, Any] = {
+        "no": 0,
+        "id": f"host:4711:{new_id()}",
+        "host": "host",
+        "boot": "boot",
+        "pid": 4711,
+        "pid_started": "1",
+        "beat": 0,
+        "lease_ms": LEASE_MS,
+        "started_at": 0,
+        "seen_at": 0,
+        "dead_at": None,
+        "dead_reason": None,
+        "meta": {},
+        "held": 0,
+    }
+    return WorkerInfo(**(given | over))
+
+
+def worker(store: Store, **over: Any) -> int:
+    """Register a worker; its number."""
+    return store.register(worker_info(**over))
+
+
+def worker_row(store: Store, no: int) -> WorkerInfo:
+    (found,) = [row for row in store.workers() if row.no == no]
+    return found
+
+
+def claim(
+    store: Store,
+    worker: int,
+    limit: int = 100,
+    *,
+    queue: str = "default",
+    types: frozenset[str] | None = None,
+) -> list[ClaimedJob]:
+    return store.claim(worker, [(queue, limit)], types).jobs
+
+
+def claim_one(store: Store, worker: int, *, queue: str = "default") -> ClaimedJob:
+    (job,) = claim(store, worker, 1, queue=queue)
+    return job
+
+
+def started_job(store: Store, worker: int, **over: Any) -> ClaimedJob:
+    """Enqueue one job and claim it."""
+    id = put(store, **over)
+    job = claim_one(store, worker, queue=over.get("queue", "default"))
+    assert job.id == id, "another job was due before this one"
+    return job
+
+
+def end(job: ClaimedJob, outcome: Outcome, duration_ms: int = 5) -> Ended:
+    return Ended(job.id, job.lease_no, duration_ms, outcome)
+
+
+def finish(store: Store, worker: int, job: ClaimedJob, outcome: Outcome) -> Accepted:
+    (verdict,) = store.finish(worker, [end(job, outcome)])
+    return verdict
+
+
+def ended_job(store: Store, worker: int, outcome: Outcome, **over: Any) -> str:
+    """Enqueue one job, claim it and end its run; its id."""
+    job = started_job(store, worker, **over)
+    assert finish(store, worker, job, outcome) == "accepted"
+    return job.id
+
+
+def rescue(
+    store: Store,
+    worker: int,
+    *,
+    started: frozenset[str] | None = frozenset(),
+    limit: int = 3,
+    beat: int | None = None,
+) -> Any:
+    """Rescue the jobs of a worker that has not renewed since `beat` (now, unless told)."""
+    beat = worker_row(store, worker).beat if beat is None else beat
+    return store.rescue(worker, beat, started=started, limit=limit, reason="gone")
+
+
+# -- reading ----------------------------------------------------------------------------------
+
+
+def get(store: Store, id: str) -> Job:
+    job = store.get(id)
+    assert job is not None, f"no job {id}"
+    return job
+
+
+def all_events(store: Store, **where: Any) -> list[Event]:
+    """Every event, page by page."""
+    found: list[Event] = []
+    while page := store.events(after=found[-1].seq if found else 0, **where):
+        found += page
+    return found
+
+
+def kinds(store: Store, id: str) -> list[str]:
+    return [event.kind for event in all_events(store, job_id=id)]
+
+
+def queue_info(store: Store, name: str = "default") -> QueueInfo:
+    (found,) = [queue for queue in store.queues() if queue.name == name]
+    return found
+
+
+def totals(store: Store) -> dict[str, int]:
+    """Counts per status without the zeros: whether a store lists them is its own business."""
+    return {status: count for status, count in store.totals().items() if count}
+
+
+def snapshot(store: Store, *ids: str) -> tuple[Any, ...]:
+    """All that is visible of these jobs, to prove that a call changed nothing."""
+    jobs = [(store.get(id), tuple(all_events(store, job_id=id))) for id in ids]
+    return (jobs, totals(store), store.rollups(since_ms=0))
+
+
+def milliseconds(moment: datetime.datetime | None) -> int | None:
+    return None if moment is None else round(moment.timestamp() * 1000)
+
+
+def holds(data: Any, text: str) -> bool:
+    """Whether a word is found in an event's data, whatever its shape."""
+    return text in json.dumps(data)
+
+
+def counts(values: Sequence[str]) -> Mapping[str, int]:
+    return {value: values.count(value) for value in values}

@@ -1,0 +1,498 @@
+"""Claim: who gets which job, in which order."""
+
+from __future__ import annotations
+
+import pytest
+
+from tenure.outcome import Crashed, Released, Retried
+from tenure.store import Claim, Store
+
+from .builders import (
+    FAILURE,
+    MINUTE,
+    OPERATOR,
+    SECOND,
+    Clock,
+    claim,
+    claim_one,
+    counts,
+    ended_job,
+    finish,
+    get,
+    milliseconds,
+    new,
+    put,
+    put_many,
+    rescue,
+    started_job,
+    worker,
+    worker_row,
+)
+
+# -- granting a lease -------------------------------------------------------------------------
+
+
+def test_claiming_grants_a_lease_and_counts_the_attempt(store: Store, clock: Clock) -> None:
+    id = put(store)
+    no = worker(store)
+    clock.advance(250)
+
+    granted = claim_one(store, no)
+
+    job = get(store, id)
+    assert (granted.id, granted.attempts) == (id, 1)
+    assert (job.status, job.attempts, job.crashes) == ("in_progress", 1, 0)
+    assert job.lease_no == granted.lease_no > 0
+    assert job.lease_owner == worker_row(store, no).id
+    assert milliseconds(job.started_at) == milliseconds(job.updated_at) == clock()
+    assert job.completed_at is None
+
+
+def test_a_claimed_job_is_not_granted_again(store: Store) -> None:
+    put(store)
+    one, two = worker(store), worker(store)
+
+    assert len(claim(store, one)) == 1
+    assert claim(store, two) == []
+    assert claim(store, one) == []
+
+
+def test_two_workers_share_the_jobs_without_sharing_a_job(store: Store) -> None:
+    ids = put_many(store, 10)
+
+    first = claim(store, worker(store), 6)
+    second = claim(store, worker(store), 6)
+
+    assert (len(first), len(second)) == (6, 4)
+    assert {job.id for job in first} | {job.id for job in second} == set(ids)
+
+
+def test_each_attempt_is_counted_when_it_is_claimed(store: Store) -> None:
+    no = worker(store)
+    id = put(store)
+
+    for attempt in (1, 2, 3):
+        job = claim_one(store, no)
+        assert (job.id, job.attempts, get(store, id).attempts) == (id, attempt, attempt)
+        finish(store, no, job, Retried(0, FAILURE))
+
+
+def test_an_empty_store_gives_nothing(store: Store) -> None:
+    assert store.claim(worker(store), [("default", 10)]) == Claim([], {}, False)
+
+
+def test_wanting_nothing_gives_nothing(store: Store) -> None:
+    put(store)
+
+    assert store.claim(worker(store), []).jobs == []
+    assert claim(store, worker(store), 0) == []
+
+
+# -- limits and queues ------------------------------------------------------------------------
+
+
+def test_each_queue_has_its_own_limit(store: Store) -> None:
+    for queue in ("a", "b", "c"):
+        put_many(store, 5, queue=queue)
+
+    jobs = store.claim(worker(store), [("a", 2), ("b", 3), ("d", 4)]).jobs
+
+    assert counts([job.queue for job in jobs]) == {"a": 2, "b": 3}
+
+
+def test_a_queue_with_less_than_its_limit_does_not_raise_anothers(store: Store) -> None:
+    put(store, queue="a")
+    put_many(store, 5, queue="b")
+
+    jobs = store.claim(worker(store), [("a", 3), ("b", 2)]).jobs
+
+    assert counts([job.queue for job in jobs]) == {"a": 1, "b": 2}
+
+
+def test_jobs_of_queues_not_asked_for_stay(store: Store) -> None:
+    id = put(store, queue="other")
+
+    assert claim(store, worker(store)) == []
+    assert get(store, id).status == "queued"
+
+
+# -- order ------------------------------------------------------------------------------------
+
+
+def test_the_most_urgent_priority_goes_first(store: Store) -> None:
+    ids = {priority: put(store, priority=priority) for priority in (5, 10, 1, 7, 2)}
+    no = worker(store)
+
+    order = [claim_one(store, no).id for _ in ids]
+
+    assert order == [ids[priority] for priority in (1, 2, 5, 7, 10)]
+
+
+def test_among_equals_the_one_due_first_goes_first(store: Store, clock: Clock) -> None:
+    late = put(store, delay_ms=3 * SECOND)
+    early = put(store, delay_ms=1 * SECOND)
+    middle = put(store, delay_ms=2 * SECOND)
+    clock.advance(MINUTE)
+    no = worker(store)
+
+    assert [claim_one(store, no).id for _ in range(3)] == [early, middle, late]
+
+
+def test_among_jobs_due_at_the_same_time_the_smallest_id_goes_first(store: Store) -> None:
+    jobs = [new() for _ in range(6)]
+    store.enqueue(jobs[::-1])
+    no = worker(store)
+
+    assert [claim_one(store, no).id for _ in jobs] == [job.id for job in jobs]
+
+
+def test_one_claim_of_many_takes_the_first_ones_in_the_same_order(
+    store: Store, clock: Clock
+) -> None:
+    # The list comes in claim order too: it is the order in which a worker starts them.
+    expected = [
+        put(store, priority=1, delay_ms=2),
+        put(store, priority=1, delay_ms=3),
+        put(store, priority=4),
+        put(store, priority=9, delay_ms=1),
+        put(store, priority=9, delay_ms=1),
+    ]
+    expected.insert(2, put(store, priority=1, delay_ms=3))
+    left = [put(store, priority=9, delay_ms=4), put(store, priority=10)]
+    clock.advance(SECOND)
+
+    jobs = claim(store, worker(store), len(expected))
+
+    assert [job.id for job in jobs] == expected
+    assert {get(store, id).status for id in left} == {"queued"}
+
+
+def test_priority_goes_before_due_time(store: Store, clock: Clock) -> None:
+    old = put(store, priority=6)
+    clock.advance(10 * MINUTE)
+    urgent = put(store, priority=5)
+    no = worker(store)
+
+    assert [claim_one(store, no).id for _ in range(2)] == [urgent, old]
+
+
+@pytest.mark.parametrize("how", ["release", "rescue"])
+def test_a_job_given_back_or_rescued_keeps_its_place(store: Store, clock: Clock, how: str) -> None:
+    no = worker(store)
+    first = started_job(store, no)
+    clock.advance(SECOND)
+    second = put(store)
+    clock.advance(SECOND)
+
+    if how == "release":
+        finish(store, no, first, Released("shutdown"))
+    else:
+        rescue(store, no)
+
+    assert [job.id for job in claim(store, worker(store), 2)] == [first.id, second]
+
+
+def test_a_retried_job_goes_to_the_place_of_its_new_due_time(store: Store, clock: Clock) -> None:
+    no = worker(store)
+    retried = started_job(store, no)
+    waiting = put(store)
+    clock.advance(SECOND)
+
+    finish(store, no, retried, Retried(0, FAILURE))
+
+    assert [job.id for job in claim(store, no, 2)] == [waiting, retried.id]
+
+
+# -- orgs in turn -----------------------------------------------------------------------------
+
+
+def test_claims_of_one_take_the_orgs_in_turn(store: Store, clock: Clock) -> None:
+    put_many(store, 1000, org="large")
+    clock.advance(SECOND)
+    small = put_many(store, 3, org="small")
+    no = worker(store)
+
+    jobs = [claim_one(store, no) for _ in range(6)]
+
+    orgs = [job.org for job in jobs]
+    assert [set(orgs[turn : turn + 2]) for turn in (0, 2, 4)] == [{"large", "small"}] * 3
+    assert [job.id for job in jobs if job.org == "small"] == small
+
+
+def test_a_claim_of_many_is_split_evenly_between_orgs(store: Store) -> None:
+    put_many(store, 100, org="a")
+    put_many(store, 50, org="b")
+
+    jobs = claim(store, worker(store), 10)
+
+    assert counts([job.org for job in jobs]) == {"a": 5, "b": 5}
+
+
+def test_an_uneven_claim_differs_by_one_at_most(store: Store) -> None:
+    for org in ("a", "b", "c"):
+        put_many(store, 100, org=org)
+
+    jobs = claim(store, worker(store), 10)
+
+    assert sorted(counts([job.org for job in jobs]).values()) == [3, 3, 4]
+
+
+def test_what_one_org_does_not_use_goes_to_the_others(store: Store) -> None:
+    put_many(store, 1000, org="large")
+    small = put_many(store, 3, org="small")
+
+    jobs = claim(store, worker(store), 10)
+
+    assert counts([job.org for job in jobs]) == {"large": 7, "small": 3}
+    assert {job.id for job in jobs if job.org == "small"} == set(small)
+
+
+def test_a_claim_larger_than_all_orgs_together_takes_everything(store: Store) -> None:
+    sizes = {"a": 1, "b": 7, "c": 30}
+    for org, size in sizes.items():
+        put_many(store, size, org=org)
+
+    jobs = claim(store, worker(store), 100)
+
+    assert counts([job.org for job in jobs]) == sizes
+
+
+def test_each_org_gets_its_own_jobs_in_due_order(store: Store, clock: Clock) -> None:
+    expected: dict[str, list[str]] = {"a": [], "b": []}
+    for _ in range(4):
+        for org in expected:
+            expected[org].append(put(store, org=org))
+        clock.advance(1)
+
+    jobs = claim(store, worker(store), 6)
+
+    for org, ids in expected.items():
+        assert [job.id for job in jobs if job.org == org] == ids[:3]
+
+
+def test_priority_goes_before_the_turn_of_an_org(store: Store) -> None:
+    put_many(store, 5, org="patient", priority=5)
+    urgent = put_many(store, 3, org="urgent", priority=1)
+
+    jobs = claim(store, worker(store), 4)
+
+    assert {job.id for job in jobs[:3]} == set(urgent)
+    assert jobs[3].org == "patient"
+
+
+def test_many_orgs_all_get_their_turn(store: Store) -> None:
+    store.enqueue([new(org=f"org-{number:03}") for number in range(300)])
+    no = worker(store)
+    seen: list[str] = []
+
+    # A walk over orgs may stop at its bound; then it says so, and going on finds the rest.
+    for _ in range(300):
+        granted = store.claim(no, [("default", 50)])
+        seen += [job.org for job in granted.jobs]
+        if not granted.jobs and not granted.more:
+            break
+
+    assert sorted(seen) == [f"org-{number:03}" for number in range(300)]
+
+
+def test_an_org_that_arrives_late_does_not_wait_for_the_others_to_be_served(
+    store: Store,
+) -> None:
+    for number in range(20):
+        put_many(store, 5, org=f"old-{number:02}")
+    no = worker(store)
+    claim(store, no, 30)
+    put(store, org="a-newcomer")
+
+    # Once round all orgs is enough: twenty old ones and the new one.
+    orgs = [claim_one(store, no).org for _ in range(21)]
+
+    assert "a-newcomer" in orgs
+
+
+# -- due later --------------------------------------------------------------------------------
+
+
+def test_a_job_due_later_is_not_claimed_before_its_time(store: Store, clock: Clock) -> None:
+    id = put(store, delay_ms=5 * SECOND)
+    no = worker(store)
+
+    assert claim(store, no) == []
+    clock.advance(5 * SECOND - 1)
+    assert claim(store, no) == []
+    clock.advance(1)
+    assert [job.id for job in claim(store, no)] == [id]
+
+
+def test_a_moment_in_the_past_is_now(store: Store, clock: Clock) -> None:
+    id = put(store, at_ms=clock() - 30 * SECOND)
+
+    assert claim_one(store, worker(store)).id == id
+
+
+def test_jobs_due_later_do_not_hide_those_due_now(store: Store) -> None:
+    put_many(store, 50, delay_ms=MINUTE, priority=1)
+    due = put(store, priority=9)
+
+    assert [job.id for job in claim(store, worker(store), 1)] == [due]
+
+
+def test_now_ms_decides_what_is_due(store: Store, clock: Clock) -> None:
+    put(store, delay_ms=MINUTE)
+    no = worker(store)
+
+    assert store.claim(no, [("default", 1)], now_ms=clock() + MINUTE - 1).jobs == []
+    assert len(store.claim(no, [("default", 1)], now_ms=clock() + MINUTE).jobs) == 1
+
+
+# -- paused queues ----------------------------------------------------------------------------
+
+
+def test_a_paused_queue_gives_nothing_until_it_is_resumed(store: Store) -> None:
+    id = put(store)
+    no = worker(store)
+    store.pause("default", actor=OPERATOR, reason="maintenance")
+
+    assert claim(store, no) == []
+    assert get(store, id).status == "queued"
+    store.resume("default", actor=OPERATOR)
+    assert [job.id for job in claim(store, no)] == [id]
+
+
+def test_a_pause_concerns_one_queue(store: Store) -> None:
+    put(store, queue="a")
+    other = put(store, queue="b")
+    store.pause("a", actor=OPERATOR, reason="maintenance")
+
+    jobs = store.claim(worker(store), [("a", 5), ("b", 5)]).jobs
+
+    assert [job.id for job in jobs] == [other]
+
+
+def test_a_queue_may_be_paused_before_its_first_job(store: Store) -> None:
+    store.pause("default", actor=OPERATOR, reason="not yet")
+    put(store)
+
+    assert claim(store, worker(store)) == []
+
+
+def test_a_pause_lets_running_jobs_finish(store: Store) -> None:
+    no = worker(store)
+    job = started_job(store, no)
+    store.pause("default", actor=OPERATOR, reason="maintenance")
+
+    assert finish(store, no, job, Retried(0, FAILURE)) == "accepted"
+    assert claim(store, no) == []
+
+
+# -- unknown types ----------------------------------------------------------------------------
+
+
+def test_a_type_the_worker_does_not_know_is_put_back_and_reported(store: Store) -> None:
+    known = put(store, type="known")
+    unknown = put_many(store, 2, type="unknown")
+    no = worker(store)
+
+    granted = store.claim(no, [("default", 10)], frozenset({"known"}))
+
+    assert [job.id for job in granted.jobs] == [known]
+    assert granted.unknown == {"unknown": 2}
+    for id in unknown:
+        job = get(store, id)
+        assert (job.status, job.attempts, job.crashes) == ("queued", 0, 0)
+        assert (job.lease_owner, job.started_at) == (None, None)
+
+
+def test_a_type_put_back_is_claimed_later_by_a_worker_that_knows_it(
+    store: Store, clock: Clock
+) -> None:
+    id = put(store, type="unknown")
+    store.claim(worker(store), [("default", 10)], frozenset({"known"}))
+
+    clock.advance(MINUTE)  # "later" is a minute at most
+
+    (job,) = claim(store, worker(store), types=frozenset({"unknown"}))
+    assert (job.id, job.attempts) == (id, 1)
+
+
+def test_types_put_back_keep_the_attempts_they_had(store: Store, clock: Clock) -> None:
+    no = worker(store)
+    id = ended_job(store, no, Retried(0, FAILURE), type="unknown")
+    retried = get(store, id)
+    clock.advance(SECOND)
+
+    store.claim(no, [("default", 10)], frozenset({"known"}))
+
+    job = get(store, id)
+    assert (job.status, job.attempts, job.error) == ("queued", 1, "boom")
+    assert job.started_at == retried.started_at  # of its last attempt: this was none
+    clock.advance(MINUTE)
+    assert claim_one(store, no).attempts == 2
+
+
+def test_unknown_types_do_not_block_the_known_ones_behind_them(store: Store) -> None:
+    put_many(store, 3, type="unknown", priority=1)
+    known = put(store, type="known", priority=5)
+    no = worker(store)
+
+    # Each claim may spend its limit on putting back; the next one must get further.
+    claimed: list[str] = []
+    for _ in range(5):
+        granted = store.claim(no, [("default", 1)], frozenset({"known"}))
+        claimed += [job.id for job in granted.jobs]
+
+    assert claimed == [known]
+
+
+def test_without_types_a_worker_takes_everything(store: Store) -> None:
+    ids = [put(store, type=type) for type in ("a", "b")]
+
+    granted = store.claim(worker(store), [("default", 10)], None)
+
+    assert ([job.id for job in granted.jobs], granted.unknown) == (ids, {})
+
+
+# -- workers that may not ---------------------------------------------------------------------
+
+
+def test_a_worker_declared_dead_gets_nothing(store: Store) -> None:
+    no = worker(store)
+    rescue(store, no)
+    id = put(store)
+
+    assert store.claim(no, [("default", 10)]).jobs == []
+    assert (get(store, id).status, get(store, id).attempts) == ("queued", 0)
+
+
+def test_a_worker_that_retired_gets_nothing(store: Store) -> None:
+    # Nobody could ever rescue what it would hold.
+    no = worker(store)
+    store.retire(no)
+    put(store)
+
+    assert store.claim(no, [("default", 10)]).jobs == []
+
+
+def test_a_number_that_was_never_given_gets_nothing(store: Store) -> None:
+    put(store)
+
+    assert store.claim(worker(store) + 1000, [("default", 10)]).jobs == []
+
+
+# -- the number of the lease ------------------------------------------------------------------
+
+
+def test_the_lease_number_grows_at_every_grant_and_every_removal(store: Store) -> None:
+    no = worker(store)
+    id = put(store)
+    seen = [get(store, id).lease_no]
+
+    for outcome in (Retried(0, FAILURE), Released("shutdown"), Crashed("killed", 9)):
+        job = claim_one(store, no)
+        finish(store, no, job, outcome)
+        seen += [job.lease_no, get(store, id).lease_no]
+    seen.append(claim_one(store, no).lease_no)
+    rescue(store, no)
+    seen.append(get(store, id).lease_no)
+
+    assert seen == sorted(set(seen)), "it has to grow strictly"

@@ -1,0 +1,310 @@
+"""Many at once: threads on one store, stores in many processes, one database."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tenure.outcome import Completed, Failed, Retried
+from tenure.store import Rescue, Store
+
+from .builders import (
+    FAILURE,
+    OPERATOR,
+    SECOND,
+    Clock,
+    all_events,
+    claim,
+    claim_one,
+    end,
+    finish,
+    get,
+    kinds,
+    new,
+    open_store,
+    put,
+    put_many,
+    rescue,
+    started_job,
+    totals,
+    worker,
+    worker_row,
+)
+
+WAIT = 60  # seconds until a barrier gives up: somebody died before it
+
+
+def together(*calls: Callable[[], Any]) -> list[Any]:
+    """Run the calls in threads that all start at the same time; their results in order."""
+    barrier = threading.Barrier(len(calls))
+
+    def run(call: Callable[[], Any]) -> Any:
+        barrier.wait(WAIT)
+        return call()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(run, calls))
+
+
+def claim_everything(store: Store, limit: int) -> list[str]:
+    """Claim as a new worker until nothing is left, finishing half of it on the way."""
+    no = worker(store)
+    claimed: list[str] = []
+    while jobs := claim(store, no, limit):
+        claimed += [job.id for job in jobs]
+        store.finish(no, [end(job, Completed()) for job in jobs[::2]])
+    return claimed
+
+
+# -- threads ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one store", "a store each"])
+def test_threads_claiming_at_once_share_no_job_and_miss_none(
+    store: Store, make_store: Callable[[], Store], shared: bool
+) -> None:
+    ids = put_many(store, 400)
+    stores = [store if shared else make_store() for _ in range(4)]
+
+    claims = together(*(partial(claim_everything, each, 7) for each in stores))
+
+    claimed = [id for part in claims for id in part]
+    assert len(claimed) == len(set(claimed)), "two workers were given the same job"
+    assert set(claimed) == set(ids)
+    assert {get(store, id).attempts for id in ids} == {1}
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one store", "a store each"])
+def test_threads_enqueuing_at_once_lose_nothing(
+    store: Store, make_store: Callable[[], Store], shared: bool
+) -> None:
+    stores = [store if shared else make_store() for _ in range(6)]
+
+    def enqueue(store: Store) -> list[str]:
+        return [put(store) for _ in range(25)] + put_many(store, 25)
+
+    parts = together(*(partial(enqueue, each) for each in stores))
+
+    ids = [id for part in parts for id in part]
+    assert len(set(ids)) == 6 * 50
+    assert totals(store) == {"queued": 300}
+    assert {event.job_id for event in all_events(store)} == set(ids)
+
+
+def test_threads_enqueuing_the_same_key_make_one_job(
+    store: Store, make_store: Callable[[], Store]
+) -> None:
+    stores = [store, store, make_store(), make_store()]
+
+    for round in range(10):
+        keys = [f"{round}-{number}" for number in range(3)]
+        batches = [[new(key=key) for key in keys] for _ in stores]
+        receipts = together(
+            *(partial(each.enqueue, batch) for each, batch in zip(stores, batches, strict=True))
+        )
+        for number in range(3):
+            same = [part[number] for part in receipts]
+            assert len({receipt.id for receipt in same}) == 1
+            assert sorted(receipt.duplicate for receipt in same) == [False, True, True, True]
+    assert totals(store) == {"queued": 30}
+
+
+def test_one_of_many_simultaneous_finishes_is_accepted(
+    store: Store, make_store: Callable[[], Store]
+) -> None:
+    no = worker(store)
+    other = make_store()
+
+    for _ in range(10):
+        job = started_job(store, no)
+        verdicts = together(
+            *(
+                partial(finish, each, no, job, Completed("1"))
+                for each in (store, store, other, other)
+            )
+        )
+        assert sorted(verdicts) == ["accepted", "repeated", "repeated", "repeated"]
+        assert kinds(store, job.id).count("job.succeeded") == 1
+
+
+def test_a_finish_and_a_rescue_at_once_have_one_winner(
+    store: Store, make_store: Callable[[], Store]
+) -> None:
+    other = make_store()
+    winners: set[str] = set()
+
+    for round in range(20):
+        no = worker(store)
+        job = started_job(store, no, queue=f"q{round}")
+        verdict, rescued = together(
+            partial(finish, store, no, job, Completed("1")),
+            partial(rescue, other, no, beat=0, started=None),
+        )
+        winners.add(verdict)
+
+        now = get(store, job.id)
+        if verdict == "accepted":
+            assert (now.status, now.crashes) == ("completed", 0)
+            assert rescued == Rescue(0, 0)
+        else:
+            assert (verdict, now.status, now.crashes) == ("refused", "queued", 1)
+            assert rescued == Rescue(1, 0)
+    assert winners <= {"accepted", "refused"}
+
+
+def test_a_renewal_and_a_rescue_at_once_have_one_winner(
+    store: Store, make_store: Callable[[], Store]
+) -> None:
+    other = make_store()
+
+    for round in range(20):
+        no = worker(store)
+        job = started_job(store, no, queue=f"q{round}")
+        renewal, rescued = together(
+            partial(store.renew, no), partial(rescue, other, no, beat=0, started=None)
+        )
+
+        # A live worker's job is never taken away: one of them came first and the other knows.
+        assert (renewal is None) == (rescued is not None)
+        assert get(store, job.id).status == ("queued" if rescued else "in_progress")
+        assert (worker_row(store, no).dead_at is None) == (renewal is not None)
+
+
+def test_a_claim_and_a_rescue_at_once_strand_no_job(
+    store: Store, make_store: Callable[[], Store]
+) -> None:
+    other = make_store()
+
+    for round in range(20):
+        no = worker(store)
+        id = put(store, queue=f"q{round}")
+        jobs, _ = together(
+            partial(claim, store, no, queue=f"q{round}"),
+            partial(rescue, other, no, beat=0, started=frozenset()),
+        )
+
+        # Whoever was first: a dead worker holds nothing.
+        assert get(store, id).status == "queued"
+        assert get(store, id).attempts == len(jobs)
+
+
+def test_a_cancel_and_a_claim_at_once_have_one_winner(
+    store: Store, make_store: Callable[[], Store]
+) -> None:
+    other, no = make_store(), worker(store)
+
+    for round in range(20):
+        id = put(store, queue=f"q{round}")
+        jobs, told = together(
+            partial(claim, store, no, queue=f"q{round}"),
+            partial(other.cancel, [id], actor=OPERATOR, reason="stop"),
+        )
+
+        if jobs:
+            assert told == {id: "requested"}
+            assert get(store, id).status == "in_progress"
+        else:
+            assert told == {id: "cancelled"}
+            assert get(store, id).status == "cancelled"
+
+
+def test_two_replays_at_once_are_one_replay(store: Store, make_store: Callable[[], Store]) -> None:
+    other, no = make_store(), worker(store)
+    for _ in range(10):
+        job = started_job(store, no)
+        finish(store, no, job, Failed(FAILURE))
+
+        together(
+            partial(store.replay, [job.id], actor=OPERATOR),
+            partial(other.replay, [job.id], actor=OPERATOR),
+        )
+
+        assert kinds(store, job.id).count("job.replayed") == 1
+        finish(store, no, claim_one(store, no), Completed())
+
+
+# -- processes --------------------------------------------------------------------------------
+
+_barrier: Any = None
+
+
+def _begin(barrier: Any) -> None:
+    global _barrier
+    _barrier = barrier
+
+
+def _claim_in_a_process(kind: str, location: str) -> list[str]:
+    store = open_store(kind, location, Clock())
+    try:
+        store.queue_names()  # everything imported and opened before the race
+        _barrier.wait(WAIT)
+        return claim_everything(store, 5)
+    finally:
+        store.close()
+
+
+def _work_in_a_process(kind: str, location: str) -> list[str]:
+    """Enqueue, claim, finish and renew, all mixed; the ids this process enqueued."""
+    store = open_store(kind, location, Clock())
+    try:
+        no = worker(store)
+        ids: list[str] = []
+        _barrier.wait(WAIT)
+        for round in range(15):
+            ids += put_many(store, 4)
+            jobs = claim(store, no, 6)
+            retried = [end(job, Retried(0, FAILURE)) for job in jobs[:1]]
+            done = [end(job, Completed()) for job in jobs[1:]]
+            assert set(store.finish(no, retried + done)) <= {"accepted"}
+            renewal = store.renew(no)
+            assert renewal is not None, f"declared dead in round {round}"
+            assert renewal.leases == {}
+        return ids
+    finally:
+        store.close()
+
+
+@pytest.fixture
+def processes() -> Iterator[ProcessPoolExecutor]:
+    """Four real processes, started afresh (never forked), waiting for each other."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        4, mp_context=context, initializer=_begin, initargs=(context.Barrier(4),)
+    ) as pool:
+        yield pool
+
+
+def test_processes_claiming_at_once_share_no_job_and_miss_none(
+    store: Store, kind: str, location: str, processes: ProcessPoolExecutor
+) -> None:
+    ids = put_many(store, 600)
+
+    runs = [processes.submit(_claim_in_a_process, kind, location) for _ in range(4)]
+
+    claimed = [id for run in runs for id in run.result(WAIT)]
+    assert len(claimed) == len(set(claimed)), "two processes were given the same job"
+    assert set(claimed) == set(ids)
+    assert {event.attempt for event in all_events(store) if event.kind == "job.started"} == {1}
+
+
+def test_processes_doing_everything_at_once_lose_nothing(
+    store: Store, clock: Clock, kind: str, location: str, processes: ProcessPoolExecutor
+) -> None:
+    runs = [processes.submit(_work_in_a_process, kind, location) for _ in range(4)]
+
+    ids = [id for run in runs for id in run.result(WAIT)]
+    assert len(set(ids)) == 4 * 60
+    clock.advance(SECOND)
+    no = worker(store)
+    while jobs := claim(store, no):
+        assert set(store.finish(no, [end(job, Completed()) for job in jobs])) == {"accepted"}
+    assert totals(store) == {"completed": len(ids)}
+    # Every job ended once, whatever happened to it on the way.
+    ended = [event.job_id for event in all_events(store) if event.kind == "job.succeeded"]
+    assert sorted(str(id) for id in ended) == sorted(ids)

@@ -1,0 +1,582 @@
+"""The store against a model of it: any calls in any order, legal, stale, repeated or foreign.
+
+The model is a dict of jobs. Where the contract says "grows", not by how much, the model takes the
+number from the store after checking that it grew; everything else it predicts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tenure.ids import new_id
+from tenure.job import DEAD, TERMINAL, TRANSITIONS, ClaimedJob, NewJob
+from tenure.outcome import (
+    Cancelled,
+    Completed,
+    Crashed,
+    Dead,
+    Ended,
+    Failed,
+    Outcome,
+    Released,
+    Retried,
+    Snoozed,
+)
+from tenure.store import Rescue
+
+from .builders import (
+    FAILURE,
+    KINDS,
+    MINUTE,
+    OPERATOR,
+    SECOND,
+    SQL_KINDS,
+    Clock,
+    get,
+    milliseconds,
+    new,
+    open_store,
+    rows,
+    temporary_location,
+    totals,
+    worker,
+    worker_row,
+)
+
+KEY_TTL = MINUTE
+CRASH_LIMIT = 2
+ORGS = ("acme", "globex")
+QUEUES = ("one", "two")
+OUTCOMES: list[Outcome] = [
+    Completed("1"),
+    Retried(0, FAILURE),
+    Retried(5, FAILURE),
+    Snoozed(5),
+    Failed(FAILURE),
+    Dead(FAILURE),
+    Cancelled("asked to"),
+    Released("shutdown"),
+    Released("bystander", 5),
+    Crashed("killed", CRASH_LIMIT),
+]
+
+
+@dataclass
+class ModelJob:
+    sent: NewJob
+    due: int
+    status: str = "queued"
+    attempts: int = 0
+    crashes: int = 0
+    lease_no: int = 0
+    worker: int | None = None
+    cancel: str | None = None
+    grants: list[tuple[int, int]] = field(default_factory=list)  # (worker, lease_no), all of them
+    ends: set[int] = field(default_factory=set)  # lease numbers whose finish was accepted
+    last_end: tuple[int, Ended] | None = None  # accepted, and nothing has ended since
+
+    @property
+    def id(self) -> str:
+        return self.sent.id
+
+    @property
+    def org(self) -> str:
+        return self.sent.terms.org
+
+    @property
+    def queue(self) -> str:
+        return self.sent.terms.queue
+
+    @property
+    def priority(self) -> int:
+        return self.sent.terms.priority
+
+    def move(self, status: str) -> None:
+        assert status in TRANSITIONS[self.status], f"{self.status} -> {status}"
+        self.status = status
+        if status != "in_progress":
+            self.worker = None
+
+
+@dataclass
+class ModelKey:
+    owner: str
+    expires: int | None = None
+
+
+class StoreMachine(RuleBasedStateMachine):
+    kind: str
+
+    jobs = Bundle("jobs")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.resources = contextlib.ExitStack()
+        self.location = self.resources.enter_context(temporary_location(self.kind))
+        self.clock = Clock()
+        self.store = open_store(self.kind, self.location, self.clock)
+        self.resources.callback(self.store.close)
+        self.model: dict[str, ModelJob] = {}
+        self.keys: dict[tuple[str, str], ModelKey] = {}
+        self.paused: set[str] = set()
+        self.dead_workers: list[int] = []
+
+    def teardown(self) -> None:
+        self.resources.close()
+
+    @initialize()
+    def two_workers(self) -> None:
+        self.store.migrate()
+        self.workers = [worker(self.store), worker(self.store)]
+
+    # -- what the model knows -----------------------------------------------------------------
+
+    def held(self, no: int) -> list[ModelJob]:
+        return [job for job in self.model.values() if job.worker == no]
+
+    def due(self, queue: str) -> list[ModelJob]:
+        if queue in self.paused:
+            return []
+        return [
+            job
+            for job in self.model.values()
+            if (job.queue, job.status) == (queue, "queued") and job.due <= self.clock()
+        ]
+
+    def grew(self, job: ModelJob) -> None:
+        seen = get(self.store, job.id).lease_no
+        assert seen > job.lease_no, "a lease was granted or taken away and its number did not grow"
+        job.lease_no = seen
+
+    def ended(self, job: ModelJob, status: str) -> None:
+        """The job is terminal: its key has a time to live from now on."""
+        job.move(status)
+        job.cancel = None
+        key = self.keys.get((job.org, job.sent.key)) if job.sent.key is not None else None
+        if key is not None and key.owner == job.id:
+            key.expires = self.clock() + KEY_TTL
+
+    def requeued(self, job: ModelJob, *, due: int | None = None) -> None:
+        """Back to the queue. A cancel request is kept for the next run, or obeyed right here."""
+        seen = get(self.store, job.id)
+        if job.cancel is not None and seen.status == "cancelled":
+            self.ended(job, "cancelled")
+            self.not_less(job)
+            # Whether a run that will have no successor gives its attempt back is not said.
+            assert abs(seen.attempts - job.attempts) <= 1 and abs(seen.crashes - job.crashes) <= 1
+            job.attempts, job.crashes = seen.attempts, seen.crashes
+            job.due = milliseconds(seen.scheduled_at) or 0
+            return
+        job.move("queued")
+        job.due = job.due if due is None else due
+        self.grew(job)
+
+    def crashed(self, job: ModelJob) -> None:
+        job.crashes += 1
+        if job.crashes < CRASH_LIMIT:
+            self.requeued(job)
+            return
+        self.ended(job, "dead_letter")
+        self.grew(job)
+        assert get(self.store, job.id).error_code == "poison"
+
+    def apply(self, job: ModelJob, outcome: Outcome) -> None:
+        now = self.clock()
+        match outcome:
+            case Completed():
+                self.ended(job, "completed")
+            case Cancelled():
+                self.ended(job, "cancelled")
+            case Failed():
+                self.ended(job, "failed")
+                self.grew(job)
+            case Dead():
+                self.ended(job, "dead_letter")
+                self.grew(job)
+            case Retried(delay=delay):
+                self.requeued(job, due=now + int(delay * SECOND))
+            case Snoozed(delay=delay):
+                job.attempts -= 1
+                self.requeued(job, due=now + int(delay * SECOND))
+            case Released(delay=delay):
+                job.attempts -= 1
+                self.requeued(job, due=now + int(delay * SECOND) if delay else None)
+            case Crashed():
+                self.crashed(job)
+
+    def verdicts(self, no: int, ended: Ended) -> set[str]:
+        """What a finish may be told."""
+        job = self.model.get(ended.id)
+        if job is None:
+            return {"refused"}
+        if (job.worker, job.lease_no, job.status) == (no, ended.lease_no, "in_progress"):
+            return {"accepted"}
+        if job.last_end == (no, ended):
+            return {"repeated"}
+        # An end of that lease was accepted, long ago, by somebody else, or another end than this:
+        # a store need not remember which.
+        return {"repeated", "refused"} if ended.lease_no in job.ends else {"refused"}
+
+    def send(self, no: int, batch: list[Ended]) -> None:
+        expected = [self.verdicts(no, ended) for ended in batch]
+        told = self.store.finish(no, batch)
+        assert len(told) == len(batch)
+        for ended, verdict, allowed in zip(batch, told, expected, strict=True):
+            assert verdict in allowed, f"{ended} was {verdict}, not {allowed}"
+            if verdict == "accepted":
+                job = self.model[ended.id]
+                job.ends.add(ended.lease_no)
+                self.apply(job, ended.outcome)
+                job.last_end = (no, ended)
+
+    # -- rules: enqueue -----------------------------------------------------------------------
+
+    @rule(
+        target=jobs,
+        org=st.sampled_from(ORGS),
+        queue=st.sampled_from(QUEUES),
+        priority=st.sampled_from([1, 5]),
+        delay=st.sampled_from([0, 0, 0, 7 * SECOND]),
+        key=st.sampled_from([None, None, "k", "l"]),
+    )
+    def enqueue(self, org: str, queue: str, priority: int, delay: int, key: str | None) -> Any:
+        sent = new(
+            org=org, queue=queue, priority=priority, delay_ms=delay, key=key,
+            key_ttl_ms=KEY_TTL, max_attempts=2,
+        )  # fmt: skip
+        known = None if key is None else self.keys.get((org, key))
+        if known and known.expires is not None and known.expires <= self.clock():
+            known = None
+
+        (receipt,) = self.store.enqueue([sent])
+
+        if known is not None:
+            assert receipt == (known.owner, True, self.model[known.owner].status)
+            assert self.store.get(sent.id) is None
+            return multiple()
+        assert receipt == (sent.id, False, "queued")
+        self.model[sent.id] = ModelJob(sent, due=self.clock() + delay)
+        if key is not None:
+            self.keys[org, key] = ModelKey(sent.id)
+        return sent.id
+
+    @rule(id=jobs)
+    def enqueue_again_because_the_reply_was_lost(self, id: str) -> None:
+        (receipt,) = self.store.enqueue([self.model[id].sent], retry=True)
+
+        assert (receipt.id, receipt.duplicate) == (id, False)
+
+    @rule(
+        queue=st.sampled_from(QUEUES), priority=st.sampled_from([1, 5]), size=st.integers(1, 4),
+        target=jobs,
+    )  # fmt: skip
+    def enqueue_for_both_orgs(self, queue: str, priority: int, size: int) -> Any:
+        batch = [
+            new(org=org, queue=queue, priority=priority, key_ttl_ms=KEY_TTL, max_attempts=2)
+            for org in ORGS
+            for _ in range(size)
+        ]
+
+        receipts = self.store.enqueue(batch)
+
+        assert [receipt.id for receipt in receipts] == [job.id for job in batch]
+        self.model |= {job.id: ModelJob(job, due=self.clock()) for job in batch}
+        return multiple(*(job.id for job in batch))
+
+    # -- rules: leases ------------------------------------------------------------------------
+
+    @rule(slot=st.integers(0, 1), queue=st.sampled_from(QUEUES), limit=st.sampled_from([1, 2, 5]))
+    def claim(self, slot: int, queue: str, limit: int) -> None:
+        no = self.workers[slot]
+        due = self.due(queue)
+
+        granted = self.store.claim(no, [(queue, limit)])
+
+        assert granted.unknown == {}
+        assert len(granted.jobs) == min(limit, len(due))
+        taken = [self.model[job.id] for job in granted.jobs]
+        assert all(job in due for job in taken)
+        self.check_order(taken, [job for job in due if job not in taken])
+        for job, lease in zip(taken, granted.jobs, strict=True):
+            self.grant(job, no, lease)
+
+    def check_order(self, taken: list[ModelJob], left: list[ModelJob]) -> None:
+        for job in taken:
+            for other in left:
+                assert job.priority <= other.priority
+                if (job.priority, job.org) == (other.priority, other.org):
+                    assert (job.due, job.id) < (other.due, other.id)
+        # Orgs in turn: who still has jobs of that priority got no less than anybody but one.
+        shares = Counter((job.priority, job.org) for job in taken)
+        for priority, org in {(job.priority, job.org) for job in left}:
+            most = max((shares[priority, any_org] for any_org in ORGS), default=0)
+            assert shares[priority, org] >= most - 1
+
+    def grant(self, job: ModelJob, no: int, lease: ClaimedJob) -> None:
+        job.move("in_progress")
+        job.worker = no
+        job.attempts += 1
+        self.grew(job)
+        job.grants.append((no, job.lease_no))
+        assert (lease.lease_no, lease.attempts) == (job.lease_no, job.attempts)
+        assert (lease.crashes, lease.org, lease.key) == (job.crashes, job.org, job.sent.key)
+
+    @rule(id=jobs, outcome=st.sampled_from(OUTCOMES))
+    def finish(self, id: str, outcome: Outcome) -> None:
+        """By whoever was granted it last, which may be an hour ago."""
+        for no, lease_no in self.model[id].grants[-1:]:
+            self.send(no, [Ended(id, lease_no, 5, outcome)])
+
+    @rule(
+        id=jobs,
+        outcome=st.sampled_from(OUTCOMES),
+        off_by=st.sampled_from([-1, 0, 0, 1]),
+        slot=st.integers(0, 1),
+    )
+    def finish_by_anybody(self, id: str, outcome: Outcome, off_by: int, slot: int) -> None:
+        lease_no = self.model[id].lease_no + off_by
+        self.send(self.workers[slot], [Ended(id, lease_no, 5, outcome)])
+
+    @rule(id=jobs, outcome=st.sampled_from(OUTCOMES), which=st.integers(0, 3))
+    def finish_an_old_run(self, id: str, outcome: Outcome, which: int) -> None:
+        for no, lease_no in self.model[id].grants[which : which + 1]:
+            self.send(no, [Ended(id, lease_no, 5, outcome)])
+
+    @rule(id=jobs)
+    def finish_again_because_the_reply_was_lost(self, id: str) -> None:
+        if self.model[id].last_end is not None:
+            no, ended = self.model[id].last_end
+            self.send(no, [ended])
+
+    @rule(slot=st.integers(0, 1), outcomes=st.lists(st.sampled_from(OUTCOMES), max_size=4), id=jobs)
+    def finish_a_batch(self, slot: int, outcomes: list[Outcome], id: str) -> None:
+        """What a worker holds, and amid it a row that is stale or nobody's."""
+        no = self.workers[slot]
+        batch = [
+            Ended(job.id, job.lease_no, 5, outcome)
+            for job, outcome in zip(self.held(no), outcomes, strict=False)
+            if job.id != id
+        ]
+        batch.insert(len(batch) // 2, Ended(id, self.model[id].lease_no - 1, 5, Completed()))
+        batch.insert(0, Ended(new_id(), 1, 5, Completed()))
+        self.send(no, batch)
+
+    @rule(id=jobs, slot=st.integers(0, 1), off_by=st.sampled_from([-1, 0, 0, 1]))
+    def progress(self, id: str, slot: int, off_by: int) -> None:
+        job, no = self.model[id], self.workers[slot]
+        lease_no = job.lease_no + off_by
+        holds = job.status == "in_progress" and (no, lease_no) == (job.worker, job.lease_no)
+        before = get(self.store, id).progress
+
+        assert self.store.progress(no, [(id, lease_no, str(self.clock()))]) == [holds]
+
+        assert get(self.store, id).progress == (self.clock() if holds else before)
+
+    @rule(slot=st.integers(0, 1))
+    def renew(self, slot: int) -> None:
+        no = self.workers[slot]
+
+        renewal = self.store.renew(no)
+
+        held = self.held(no)
+        assert renewal is not None
+        assert renewal.leases == {job.id: job.lease_no for job in held}
+        assert renewal.cancels == {job.id: job.cancel for job in held if job.cancel is not None}
+
+    @rule(slot=st.integers(0, 1))
+    def rescue_of_a_worker_that_has_renewed(self, slot: int) -> None:
+        no = self.workers[slot]
+        beat = worker_row(self.store, no).beat
+        assert self.store.renew(no) is not None
+
+        told = self.store.rescue(no, beat, started=None, limit=CRASH_LIMIT, reason="gone")
+
+        assert told is None
+
+    @rule(slot=st.integers(0, 1), knows=st.booleans(), data=st.data())
+    def rescue(self, slot: int, knows: bool, data: st.DataObject) -> None:
+        no = self.workers[slot]
+        held = self.held(no)
+        started = None
+        if knows:
+            started = frozenset(job.id for job in held if data.draw(st.booleans(), label=job.id))
+
+        told = self.store.rescue(
+            no, worker_row(self.store, no).beat, started=started, limit=CRASH_LIMIT, reason="gone"
+        )
+
+        for job in held:
+            job.last_end = None
+            if started is None or job.id in started:
+                self.crashed(job)
+            else:
+                self.requeued(job)
+        ends = Counter(job.status for job in held)
+        assert told is not None
+        assert told.poisoned == ends["dead_letter"]
+        # A cancel request obeyed by the rescue may or may not count as put back.
+        assert ends["queued"] <= told.requeued <= ends["queued"] + ends["cancelled"]
+        self.dead_workers.append(no)
+        self.workers[slot] = worker(self.store)
+        assert self.workers[slot] not in self.dead_workers
+
+    @rule()
+    def a_dead_worker_tries_to_go_on(self) -> None:
+        for no in self.dead_workers[-1:]:
+            assert self.store.renew(no) is None
+            assert self.store.claim(no, [(queue, 5) for queue in QUEUES]).jobs == []
+            beat = worker_row(self.store, no).beat
+            again = self.store.rescue(no, beat, started=None, limit=1, reason="again")
+            assert again in (None, Rescue(0, 0))
+
+    # -- rules: operators ---------------------------------------------------------------------
+
+    @rule(id=jobs, org=st.sampled_from([None, *ORGS]))
+    def cancel(self, id: str, org: str | None) -> None:
+        job = self.model[id]
+
+        told = self.store.cancel([id], actor=OPERATOR, reason="stop", org=org)
+
+        if org not in (None, job.org):
+            assert told == {id: "absent"}
+        elif job.status == "queued":
+            assert told == {id: "cancelled"}
+            self.ended(job, "cancelled")
+            job.last_end = None
+        elif job.status == "in_progress":
+            assert told == {id: "requested"}
+            job.cancel = "stop"
+        else:
+            assert told == {id: job.status}
+
+    @rule(id=jobs, org=st.sampled_from([None, *ORGS]), edited=st.booleans())
+    def replay(self, id: str, org: str | None, edited: bool) -> None:
+        job = self.model[id]
+        payload = f'{{"at":{self.clock()}}}' if edited else None
+
+        told = self.store.replay([id], actor=OPERATOR, payload=payload, org=org)
+
+        if org not in (None, job.org):
+            assert told == {id: "absent"}
+        elif job.status in DEAD:
+            assert told == {id: "queued"}
+            job.move("queued")
+            job.attempts = job.crashes = 0
+            job.due = self.clock()
+            job.last_end = None
+            self.not_less(job)
+            key = self.keys.get((job.org, job.sent.key)) if job.sent.key is not None else None
+            if key is not None and key.owner == id:
+                key.expires = None
+            if payload is not None:
+                job.sent = job.sent._replace(payload=payload)
+        else:
+            assert told == {id: job.status}
+
+    @rule(id=jobs, org=st.sampled_from([None, *ORGS]))
+    def discard(self, id: str, org: str | None) -> None:
+        job = self.model[id]
+
+        told = self.store.discard([id], actor=OPERATOR, reason="hopeless", org=org)
+
+        if org not in (None, job.org):
+            assert told == {id: "absent"}
+        elif job.status in DEAD:
+            assert told == {id: "cancelled"}
+            self.ended(job, "cancelled")
+            job.last_end = None
+            self.not_less(job)
+        else:
+            assert told == {id: job.status}
+
+    def not_less(self, job: ModelJob) -> None:
+        seen = get(self.store, job.id).lease_no
+        assert seen >= job.lease_no
+        job.lease_no = seen
+
+    @rule(queue=st.sampled_from(QUEUES))
+    def pause_or_resume(self, queue: str) -> None:
+        if queue in self.paused:
+            self.store.resume(queue, actor=OPERATOR)
+            self.paused.discard(queue)
+        else:
+            self.store.pause(queue, actor=OPERATOR, reason="deploy")
+            self.paused.add(queue)
+
+    @rule(ms=st.sampled_from([1, SECOND, 7 * SECOND, 2 * MINUTE]))
+    def time_passes(self, ms: int) -> None:
+        self.clock.advance(ms)
+
+    @rule()
+    def the_process_restarts(self) -> None:
+        self.store.close()
+
+    # -- always -------------------------------------------------------------------------------
+
+    @invariant()
+    def every_job_is_as_the_model_has_it(self) -> None:
+        for id, job in self.model.items():
+            seen = get(self.store, id)
+            assert seen.status == job.status
+            assert (seen.attempts, seen.crashes) == (job.attempts, job.crashes)
+            assert seen.lease_no == job.lease_no
+            assert (seen.lease_owner is None) == (job.worker is None)
+            assert milliseconds(seen.scheduled_at) == job.due
+            assert (seen.completed_at is not None) == (job.status in TERMINAL)
+            assert seen.cancel_requested == (job.cancel is not None)
+            assert f'{{"at":{seen.payload["at"]}}}' == job.sent.payload if seen.payload else True
+
+    @invariant()
+    def counts_agree(self) -> None:
+        jobs = self.model.values()
+        assert totals(self.store) == Counter(job.status for job in jobs)
+        for queue in self.store.queues():
+            mine = Counter(
+                ("ready" if job.due <= self.clock() else "later")
+                if job.status == "queued"
+                else job.status
+                for job in jobs
+                if job.queue == queue.name
+            )
+            assert (queue.ready, queue.later) == (mine["ready"], mine["later"])
+            assert queue.running == mine["in_progress"]
+            assert queue.dead == mine["failed"] + mine["dead_letter"]
+            assert (queue.paused_at is not None) == (queue.name in self.paused)
+
+    @invariant()
+    def no_job_is_in_two_places(self) -> None:
+        if self.kind in SQL_KINDS:
+            seen = [row["id"] for row in rows(self.kind, self.location, "SELECT id FROM job_queue")]
+            assert sorted(seen) == sorted(self.model)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_store_does_what_the_model_does(kind: str) -> None:
+    machine = type("StoreMachine", (StoreMachine,), {"kind": kind})
+
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=40,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            database=None,
+        ),
+    )

@@ -1,0 +1,217 @@
+"""Prune: what is past its age goes, nothing else, and never much at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from tenure.outcome import Cancelled, Completed, Dead, Failed, Outcome
+from tenure.store import Prune, Store
+
+from .builders import (
+    DAY,
+    FAILURE,
+    HOUR,
+    MINUTE,
+    OPERATOR,
+    Clock,
+    all_events,
+    claim,
+    end,
+    ended_job,
+    get,
+    put,
+    put_many,
+    rescue,
+    started_job,
+    totals,
+    worker,
+    worker_row,
+)
+
+WEEK = 7 * DAY
+KEEP = Prune(completed=7 * 86_400, dead=30 * 86_400, events=90 * 86_400)
+
+
+def prune_all(store: Store, keep: Prune) -> None:
+    """Pass after pass until there is nothing left to remove."""
+    for _ in range(50):
+        if not sum(store.prune(keep).values()):
+            return
+    raise AssertionError("prune never comes to an end")
+
+
+@pytest.mark.parametrize("outcome", [Completed(), Cancelled("x")], ids=["completed", "cancelled"])
+def test_finished_jobs_go_when_they_are_past_their_age(
+    store: Store, clock: Clock, outcome: Outcome
+) -> None:
+    id = ended_job(store, worker(store), outcome)
+
+    clock.advance(WEEK - MINUTE)
+    store.prune(KEEP)
+    assert store.get(id) is not None
+    clock.advance(2 * MINUTE)
+    removed = store.prune(KEEP)
+
+    assert store.get(id) is None
+    assert totals(store) == {}
+    assert sum(removed.values()) >= 1
+
+
+def test_the_age_counts_from_the_end_not_from_the_enqueue(store: Store, clock: Clock) -> None:
+    no = worker(store)
+    id = put(store)
+    clock.advance(2 * WEEK)
+    (job,) = claim(store, no)
+    store.finish(no, [end(job, Completed())])
+
+    store.prune(KEEP)
+
+    assert get(store, id).status == "completed"
+
+
+@pytest.mark.parametrize("outcome", [Failed(FAILURE), Dead(FAILURE)], ids=["failed", "dead_letter"])
+def test_dead_jobs_have_their_own_age(store: Store, clock: Clock, outcome: Outcome) -> None:
+    id = ended_job(store, worker(store), outcome)
+
+    clock.advance(2 * WEEK)
+    prune_all(store, KEEP)
+    assert get(store, id).dead
+    clock.advance(30 * DAY)
+    prune_all(store, KEEP)
+
+    assert store.get(id) is None
+    assert totals(store) == {}
+
+
+def test_finished_jobs_do_not_stay_for_the_age_of_dead_ones(store: Store, clock: Clock) -> None:
+    no = worker(store)
+    done, dead = ended_job(store, no, Completed()), ended_job(store, no, Failed(FAILURE))
+    clock.advance(2 * DAY)
+
+    store.prune(Prune(completed=10 * 86_400, dead=86_400, events=90 * 86_400))
+
+    assert (store.get(done) is None, store.get(dead) is None) == (False, True)
+
+
+def test_live_jobs_never_go(store: Store, clock: Clock) -> None:
+    running = started_job(store, worker(store)).id
+    queued = put(store)
+    later = put(store, delay_ms=5000 * DAY)
+    clock.advance(2000 * DAY)
+
+    prune_all(store, Prune(completed=1, dead=1, events=1))
+
+    assert [get(store, id).status for id in (running, queued, later)] == [
+        "in_progress",
+        "queued",
+        "queued",
+    ]
+
+
+def test_a_replayed_job_is_alive_again(store: Store, clock: Clock) -> None:
+    id = ended_job(store, worker(store), Failed(FAILURE))
+    store.replay([id], actor=OPERATOR)
+    clock.advance(365 * DAY)
+
+    prune_all(store, KEEP)
+
+    assert get(store, id).status == "queued"
+
+
+@pytest.mark.parametrize("outcome", [Completed(), Failed(FAILURE)], ids=["completed", "failed"])
+def test_one_pass_is_bounded_and_the_next_goes_on(
+    store: Store, clock: Clock, outcome: Outcome
+) -> None:
+    no = worker(store)
+    put_many(store, 25)
+    store.finish(no, [end(job, outcome) for job in claim(store, no)])
+    clock.advance(40 * DAY)
+    keep = KEEP._replace(batch=10)
+
+    store.prune(keep)
+    left = sum(totals(store).values())
+    assert 15 <= left < 25
+    prune_all(store, keep)
+
+    assert totals(store) == {}
+
+
+def test_events_have_their_own_age(store: Store, clock: Clock) -> None:
+    id = ended_job(store, worker(store), Completed())
+    clock.advance(2 * WEEK)
+
+    prune_all(store, KEEP)
+    assert store.get(id) is None
+    assert len(all_events(store, job_id=id)) == 3
+    recent = put(store)
+    clock.advance(80 * DAY)
+    prune_all(store, KEEP)
+
+    assert all_events(store, job_id=id) == []
+    assert len(all_events(store, job_id=recent)) == 1
+
+
+def test_a_reader_of_events_misses_nothing_because_of_a_prune(store: Store, clock: Clock) -> None:
+    # It goes on with `after=` the last seq it has seen, however long ago: numbers only grow.
+    put_many(store, 3)
+    last = all_events(store)[-1].seq
+    clock.advance(365 * DAY)
+    prune_all(store, KEEP)
+
+    id = put(store)
+
+    assert [event.job_id for event in store.events(after=last)] == [id]
+
+
+def test_rows_of_dead_workers_go_and_those_of_living_ones_stay(store: Store, clock: Clock) -> None:
+    dead, alive = worker(store), worker(store)
+    rescue(store, dead)
+    keep = KEEP._replace(workers=3600)
+
+    clock.advance(HOUR - MINUTE)
+    prune_all(store, keep)
+    assert worker_row(store, dead).dead_at is not None
+    clock.advance(2 * MINUTE)
+    prune_all(store, keep)
+
+    # However long it has not renewed: only a rescue declares a worker dead.
+    assert [row.no for row in store.workers()] == [alive]
+    clock.advance(30 * DAY)
+    prune_all(store, keep)
+    assert [row.no for row in store.workers()] == [alive]
+
+
+def test_a_dead_worker_whose_row_is_gone_stays_dead(store: Store, clock: Clock) -> None:
+    no = worker(store)
+    job = started_job(store, no)
+    rescue(store, no)
+    clock.advance(30 * DAY)
+    prune_all(store, KEEP)
+
+    assert store.renew(no) is None
+    assert store.claim(no, [("default", 5)]).jobs == []
+    assert store.finish(no, [end(job, Completed())]) == ["refused"]
+    assert worker(store) > no
+
+
+def test_counts_in_the_rollups_never_fall(store: Store, clock: Clock) -> None:
+    no = worker(store)
+    ended_job(store, no, Completed())
+    before = sum(rollup.count for rollup in store.rollups(since_ms=0))
+
+    for _ in range(5):
+        clock.advance(9 * DAY)
+        prune_all(store, KEEP)
+        assert sum(rollup.count for rollup in store.rollups(since_ms=0)) == before
+
+
+def test_pruning_an_empty_store_removes_nothing(store: Store) -> None:
+    assert sum(store.prune(KEEP).values()) == 0
+
+
+def test_now_ms_decides_about_age(store: Store, clock: Clock) -> None:
+    id = ended_job(store, worker(store), Completed())
+
+    store.prune(KEEP, now_ms=clock() + WEEK + MINUTE)
+
+    assert store.get(id) is None

@@ -1,0 +1,1 @@
+"""Promises about processes, proved with real processes and real signals."""

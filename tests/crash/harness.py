@@ -1,0 +1,313 @@
+"""Real workers for tests: write an app into a directory, start workers on it, send them signals.
+
+Nothing sleeps for a fixed time: `eventually` looks until something is true or its deadline
+passes, and handlers say what they do by appending lines to a file (`say`), one write each.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+import tenure
+
+T = TypeVar("T")
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+
+PREAMBLE = """
+import asyncio, ctypes, os, sys, time
+import tenure
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+app = tenure.App("sqlite:///" + os.path.join(HERE, "jobs.db"), **{settings})
+
+
+def say(*words):
+    handle = os.open(os.path.join(HERE, "said.log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(handle, (" ".join(map(str, words)) + "\\n").encode())
+    os.close(handle)
+
+
+def there(name):
+    return os.path.exists(os.path.join(HERE, name))
+
+
+def hold_the_gil(seconds):
+    # PyDLL keeps the GIL during the call: no other thread of this process runs meanwhile.
+    libc = ctypes.PyDLL(None)
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        libc.usleep(int(min(left, 0.9) * 1_000_000))  # usleep takes less than a second
+
+"""
+
+START = """
+import json, logging, sys
+logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+from tenure.app import run_fleet
+summary = run_fleet("jobs:app", **json.loads(sys.argv[1]))
+print(json.dumps(summary._asdict()))
+"""
+
+
+def eventually(
+    look: Callable[[], T], *, within: float = 10.0, what: str = "it", every: float = 0.02
+) -> T:
+    """What `look` returns as soon as that is true; an error when it is not true in time."""
+    deadline = time.monotonic() + within
+    while True:
+        found = look()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {within:g} s for {what}; last seen: {found!r}")
+        time.sleep(every)
+
+
+class Worker:
+    """One `tenure worker`: a supervisor process, and through it its children."""
+
+    def __init__(self, place: Path, number: int, options: dict[str, Any]) -> None:
+        self._log = place / f"worker-{number}.log"
+        self._out = place / f"worker-{number}.out"
+        with self._log.open("wb") as log, self._out.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", START, json.dumps(options)],
+                cwd=place,
+                env=environment(),
+                stdout=out,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text("utf-8", "replace")
+
+    def children(self) -> list[int]:
+        return [pid for pid in children_of(self.pid) if b"tenure.engine.child" in command(pid)]
+
+    def signal(self, number: int) -> None:
+        if self.alive:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.process.wait(10)
+
+    def wait(self, within: float = 30.0) -> int:
+        try:
+            return self.process.wait(within)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"worker {self.pid} still runs; its log:\n{self.log}") from None
+
+    def stop(self, within: float = 30.0) -> dict[str, Any]:
+        """SIGTERM, then what it says it has done."""
+        self.signal(signal.SIGTERM)
+        code = self.wait(within)
+        assert code == 0, f"worker {self.pid} left with {code}:\n{self.log}"
+        return self.summary()
+
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._out.read_text().splitlines()[-1])
+        return found
+
+    def refused(self) -> int:
+        """Stale finishes this worker was refused, by its log (a killed one has no summary)."""
+        lines = [line for line in self.log.splitlines() if "finishes refused" in line]
+        return sum(int(line.split(" finishes refused")[0].split()[-1]) for line in lines)
+
+    def end(self) -> None:
+        """Whatever state it is in: it and its children are gone after this."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
+        if self.alive:
+            self.process.kill()
+        self.process.wait(10)
+
+
+class Workshop:
+    """A directory with an app in it, its database, and the workers that were started on it."""
+
+    def __init__(self, place: Path, text: str, **settings: Any) -> None:
+        self.place = place
+        chosen = {"lease_seconds": 3, "lease_renew_seconds": 1} | settings
+        module = PREAMBLE.replace("{settings}", repr(chosen)) + textwrap.dedent(text)
+        (place / "jobs.py").write_text(module)
+        self.workers: list[Worker] = []
+        self.jobs = load_module(place / "jobs.py", f"jobs_{abs(hash(str(place)))}")
+        self.app: tenure.App = self.jobs.app
+        self.app.migrate()
+
+    def worker(self, *, ready: bool = True, **options: Any) -> Worker:
+        """Start one; wait until the store knows it, unless told otherwise."""
+        worker = Worker(self.place, len(self.workers) + 1, options)
+        self.workers.append(worker)
+        if ready:
+            eventually(
+                lambda: self.row_of(worker) or not worker.alive, within=30, what="a new worker"
+            )
+            assert worker.alive, worker.log
+        return worker
+
+    def row_of(self, worker: Worker) -> Any:
+        rows = [row for row in self.app.workers() if row.pid == worker.pid]
+        return rows[-1] if rows else None
+
+    # -- what the store says ----------------------------------------------------------------------
+    def job(self, id: str) -> tenure.Job:
+        found = self.app.get(id)
+        assert found is not None, f"job {id} is lost"
+        return found
+
+    def statuses(self) -> Counter[str]:
+        return Counter({status: n for status, n in self.app.stats()["jobs"].items() if n})
+
+    def wait_for(self, status: str, count: int, within: float = 30.0) -> None:
+        eventually(
+            lambda: self.statuses()[status] >= count, within=within, what=f"{count} jobs {status}"
+        )
+
+    def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        db = sqlite3.connect(self.place / "jobs.db", timeout=30)
+        try:
+            return db.execute(statement, parameters).fetchall()
+        finally:
+            db.close()
+
+    def sql_write(self, statement: str, *parameters: Any) -> None:
+        db = sqlite3.connect(self.place / "jobs.db", timeout=30)
+        with db:
+            db.execute(statement, parameters)
+        db.close()
+
+    def events(self, kind: str) -> Counter[str]:
+        """How often each job had an event of this kind."""
+        rows = self.sql("SELECT job_id FROM tenure_events WHERE kind = ?", kind)
+        return Counter(row[0] for row in rows)
+
+    # -- what handlers said -----------------------------------------------------------------------
+    def said(self) -> list[list[str]]:
+        try:
+            text = (self.place / "said.log").read_text()
+        except FileNotFoundError:
+            return []
+        return [line.split() for line in text.splitlines()]
+
+    def count(self, *words: object) -> int:
+        """How many lines begin with these words."""
+        start = [str(word) for word in words]
+        return sum(line[: len(start)] == start for line in self.said())
+
+    def wait_said(self, *words: object, times: int = 1, within: float = 15.0) -> None:
+        eventually(
+            lambda: self.count(*words) >= times, within=within, what=f"{words} x {times} said"
+        )
+
+    def touch(self, name: str) -> None:
+        (self.place / name).touch()
+
+    def gate_is_free(self) -> bool:
+        """Nobody is inside a write transaction of ours at this moment."""
+        handle = os.open(self.place / "jobs.db-tenure.lock", os.O_RDWR)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(handle)
+        return True
+
+    def freeze(self, worker: Worker) -> None:
+        """SIGSTOP, at a moment when the worker does not hold the file's write lock: SQLite has
+        one for everybody, and a process stopped inside it stops them all."""
+        for _ in range(200):
+            worker.signal(signal.SIGSTOP)
+            eventually(lambda: state_of(worker.pid) == "T", what="a stopped supervisor")
+            with suppress(AssertionError):
+                eventually(self.gate_is_free, within=0.3, every=0.005)
+                return
+            worker.signal(signal.SIGCONT)
+            time.sleep(0.01)
+        raise AssertionError("the supervisor never let go of the write lock")
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.end()
+        self.app.close()
+
+
+@contextmanager
+def write_lock_held(database: Path) -> Iterator[None]:
+    """A foreign program inside a write transaction, for the length of the block."""
+    db = sqlite3.connect(database, timeout=30, isolation_level=None)
+    try:
+        db.execute("BEGIN IMMEDIATE")
+        yield
+        db.execute("ROLLBACK")
+    finally:
+        db.close()
+
+
+def environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
+    return kept | {"PYTHONPATH": str(SOURCE), "PYTHONWARNINGS": "default"}
+
+
+def load_module(path: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# -- processes, as Linux shows them -----------------------------------------------------------------
+def children_of(pid: int) -> list[int]:
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += map(int, path.read_text().split())
+    return found
+
+
+def command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def state_of(pid: int) -> str:
+    """R, S, D, T, Z; empty when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def gone(pid: int) -> bool:
+    return state_of(pid) in ("", "Z")

@@ -1,0 +1,174 @@
+"""A dead worker's jobs are claimable again by themselves; only what had started is charged."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from .harness import Workshop, eventually, gone
+
+HOLD = """
+    @app.task
+    async def hold(n: int) -> int:
+        say("start", n)
+        while not there("go"):
+            await asyncio.sleep(0.01)
+        say("end", n)
+        return n
+"""
+
+
+def test_a_killed_child_is_charged_for_what_had_started_and_nothing_else(
+    workshop: Callable[..., Workshop],
+) -> None:
+    shop = workshop(HOLD)
+    ids = [receipt.id for receipt in shop.app.enqueue_many([shop.jobs.hold.job(n) for n in range(6)])]
+    worker = shop.worker(concurrency=4)
+    shop.wait_said("start", times=4)
+    (child,) = worker.children()
+    started = {ids[int(line[1])] for line in shop.said()}
+
+    os.kill(child, signal.SIGKILL)
+    killed = time.monotonic()
+    eventually(lambda: len(shop.events("job.rescued")) == 4, what="the started jobs put back")
+    took = time.monotonic() - killed
+
+    assert took <= 1.0
+    assert set(shop.events("job.rescued")) == started
+    shop.touch("go")
+    shop.wait_for("completed", 6)
+    for id in ids:
+        assert shop.job(id).crashes == (1 if id in started else 0)
+    assert worker.alive
+    assert worker.stop()["crashed"] == 4
+    print(f"recovery after SIGKILL of a child: {took * 1000:.0f} ms")
+
+
+def test_a_killed_supervisor_takes_its_children_along_and_a_neighbour_takes_over(
+    workshop: Callable[..., Workshop],
+) -> None:
+    shop = workshop(HOLD)
+    first = shop.worker(concurrency=3)
+    ids = [receipt.id for receipt in shop.app.enqueue_many([shop.jobs.hold.job(n) for n in range(3)])]
+    shop.wait_said("start", times=3)
+    shop.worker(concurrency=3)
+    children = first.children()
+    assert children
+
+    first.kill()
+    killed = time.monotonic()
+    eventually(lambda: all(gone(pid) for pid in children), within=2, what="the children gone")
+    eventually(lambda: len(shop.events("job.rescued")) == 3, within=5, what="the jobs put back")
+    took = time.monotonic() - killed
+    shop.touch("go")
+    shop.wait_for("completed", 3)
+
+    assert took <= 2.0
+    assert [shop.job(id).crashes for id in ids] == [1, 1, 1]
+    assert [shop.job(id).attempts for id in ids] == [2, 2, 2]
+    dead = [row for row in shop.app.workers() if row.dead_at is not None]
+    assert [row.pid for row in dead] == [first.pid]
+    print(f"same-host takeover after SIGKILL of a supervisor: {took * 1000:.0f} ms")
+
+
+def test_a_lonely_worker_s_jobs_wait_for_the_next_one(workshop: Callable[..., Workshop]) -> None:
+    shop = workshop(HOLD)
+    first = shop.worker(concurrency=2)
+    (receipt,) = shop.app.enqueue_many([shop.jobs.hold.job(1)])
+    shop.wait_said("start", 1)
+    first.kill()
+    assert shop.job(receipt.id).status == "in_progress"
+    shop.touch("go")
+
+    began = time.monotonic()
+    shop.worker()
+    shop.wait_for("completed", 1)
+
+    assert time.monotonic() - began < 10
+    assert shop.job(receipt.id).crashes == 1
+
+
+def test_a_child_killed_while_a_grandchild_lives_is_noticed(
+    workshop: Callable[..., Workshop],
+) -> None:
+    """A forked grandchild keeps the child's end of the pipe open: its end of file never comes."""
+    shop = workshop(
+        """
+        @app.task
+        def forks() -> None:
+            if there("go"):
+                return
+            pid = os.fork()
+            if pid == 0:
+                while not there("go"):
+                    time.sleep(0.02)
+                os._exit(0)
+            say("forked", pid)
+            while not there("go"):
+                time.sleep(0.02)
+        """
+    )
+    worker = shop.worker(concurrency=1)
+    receipt = shop.jobs.forks.enqueue()
+    shop.wait_said("forked")
+    (child,) = worker.children()
+
+    os.kill(child, signal.SIGKILL)
+    try:
+        eventually(lambda: shop.events("job.rescued"), within=3, what="the job put back")
+    finally:
+        shop.touch("go")
+    shop.wait_for("completed", 1)
+
+    assert shop.job(receipt.id).crashes == 1
+
+
+def test_a_child_that_cuts_its_own_pipe_is_ended_and_replaced(
+    workshop: Callable[..., Workshop],
+) -> None:
+    shop = workshop(
+        """
+        @app.task(timeout=60)
+        def cuts() -> None:
+            say("cuts", os.getpid())
+            os.closerange(3, 200)
+            time.sleep(60)
+
+        @app.task
+        def other() -> None:
+            pass
+        """,
+        crash_limit=1,
+    )
+    worker = shop.worker(concurrency=1)
+    receipt = shop.jobs.cuts.enqueue()
+    shop.wait_said("cuts")
+    shop.jobs.other.enqueue()
+
+    shop.wait_for("completed", 1)
+
+    assert shop.job(receipt.id).status == "dead_letter"
+    assert worker.alive
+
+
+def test_a_handler_s_subprocess_can_be_terminated(workshop: Callable[..., Workshop]) -> None:
+    """Children leave stopping to their supervisor, but what they start must hear SIGTERM."""
+    shop = workshop(
+        """
+        import subprocess
+
+        @app.task
+        def starts() -> int:
+            process = subprocess.Popen(["sleep", "60"])
+            process.terminate()
+            try:
+                return process.wait(3)
+            finally:
+                process.kill()
+        """
+    )
+    shop.worker()
+
+    assert shop.app.result(shop.jobs.starts.enqueue().id, timeout=15) == -signal.SIGTERM

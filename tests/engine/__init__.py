@@ -1,0 +1,1 @@
+"""The engine seen from the front door: real stores, real workers, no mocks."""
