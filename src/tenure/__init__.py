@@ -13,7 +13,7 @@ greet.enqueue("world")        # then: tenure -A module:app worker
 from __future__ import annotations
 
 from tenure.app import App
-from tenure.context import Cancel, Context, Fail, Snooze, acting
+from tenure.context import Cancel, Context, Fail, Lifecycle, Snooze, acting
 from tenure.errors import (
     ArgumentError,
     ConfigError,
@@ -37,7 +37,7 @@ from tenure.errors import (
     UnknownTask,
 )
 from tenure.job import Actor, Event, Job, NewJob, Receipt
-from tenure.policy import Exponential, Fixed, Retry, Steps, stable_key
+from tenure.policy import Exponential, Fixed, Keep, Retry, Steps, stable_key
 from tenure.task import Task
 
 __version__ = "0.1.0"
@@ -61,7 +61,9 @@ __all__ = [
     "JobError",
     "JobFailed",
     "JobNotFound",
+    "Keep",
     "LeaseLost",
+    "Lifecycle",
     "NewJob",
     "PayloadError",
     "PermanentError",

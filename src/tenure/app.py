@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 from tenure import policy
 from tenure.config import Settings
-from tenure.context import Context, checked_actor
+from tenure.context import HOOKS, Context, Lifecycle, checked_actor
 from tenure.errors import ConfigError, DuplicateTask, IllegalTransition, JobNotFound, UnknownTask
 from tenure.ids import parse_id
 from tenure.job import SYSTEM, Actor, Event, Job, NewJob, Receipt
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 def sqlite_path(url: str) -> str:
@@ -83,6 +84,8 @@ class App:
     def __init__(self, url: str | None = None, **settings: Any) -> None:
         self.settings = Settings.load(url=url, **settings)
         self.tasks: dict[str, Task[..., Any]] = {}
+        self.hooks: dict[str, list[Callable[[Lifecycle], Any]]] = {}
+        self.secret_provider: Callable[[str], str | None] | None = None
         self._client: Client | None = None
         self._lock = threading.Lock()
 
@@ -106,6 +109,7 @@ class App:
         priority: int = 5,
         timeout: float | None = None,
         process: bool = False,
+        keep: policy.Keep | None = None,
     ) -> TaskDecorator: ...
 
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
@@ -132,6 +136,17 @@ class App:
             known = ", ".join(sorted(self.tasks)) or "none"
             raise UnknownTask(f"this app has no task {name!r}.{guess} It knows: {known}.")
         return task
+
+    def on(self, kind: str) -> Callable[[Hook], Hook]:
+        """A lifecycle hook: `@app.on("failed")`; it gets a `tenure.Lifecycle`."""
+        if kind not in HOOKS:
+            raise ConfigError(f"hooks are {', '.join(HOOKS)}; got {kind!r}")
+
+        def register(hook: Hook) -> Hook:
+            self.hooks.setdefault(kind, []).append(hook)
+            return hook
+
+        return register
 
     # -- enqueue ------------------------------------------------------------------------------
     def enqueue(
@@ -359,7 +374,10 @@ class TaskDecorator:
         priority: int = 5,
         timeout: float | None = None,
         process: bool = False,
+        keep: policy.Keep | None = None,
     ) -> None:
+        if keep is not None and not isinstance(keep, policy.Keep):
+            raise ConfigError("keep= takes a tenure.Keep, such as tenure.Keep(completed_last=100)")
         if retry is not None and not isinstance(retry, policy.Retry):
             raise ConfigError("retry= takes a tenure.Retry, such as tenure.Retry(attempts=3)")
         kind = policy.category(category)
@@ -371,6 +389,7 @@ class TaskDecorator:
         self._priority = policy.priority(priority)
         self._timeout = app.settings.timeout if timeout is None else checked_timeout(timeout)
         self._process = process
+        self._keep = keep or policy.Keep()
 
     @overload
     def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
@@ -386,6 +405,7 @@ class TaskDecorator:
             priority=self._priority,
             timeout=self._timeout,
             process=self._process,
+            keep=self._keep,
         )
         task: Task[..., Any] = Task(function, self._app, settings)
         self._app.register(task)

@@ -59,6 +59,7 @@ class Settings:
     shutdown_timeout: float = _within(30.0, 0, _DAY)
     timeout: float = _within(300.0, 0.01, 30 * _DAY)
     crash_limit: int = _within(3, 1, 100)
+    cancel_grace_seconds: float = _within(10.0, 0, _DAY)
 
     # what is kept
     max_payload_bytes: int = _within(262_144, 64, 64 * 1024 * 1024)

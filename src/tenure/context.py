@@ -4,15 +4,16 @@ and the values a handler may return to say what should happen next.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from tenure import policy
+from tenure import payload, policy
 from tenure.errors import ConfigError, JobCancelled, LeaseLost
-from tenure.job import SYSTEM, Actor, ClaimedJob
+from tenure.job import SYSTEM, Actor, ClaimedJob, NewJob, Receipt, Terms
 
 if TYPE_CHECKING:
     import logging
@@ -39,6 +40,26 @@ class Fail:
 
     reason: str = ""
     code: str = "FAILED"
+
+
+# -- what a lifecycle hook is told --------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Lifecycle:
+    """Passed to `@app.on(kind)` hooks. `failed` comes with every failure, `final_failure` with
+    the last one; the store has not written the outcome yet and may still refuse it."""
+
+    kind: str
+    job: ClaimedJob
+    result: Any = None
+    error: str | None = None
+    progress: dict[str, Any] | None = None
+
+    @classmethod
+    def ended(cls, kind: str, job: ClaimedJob, result: str | None, error: str | None) -> Lifecycle:
+        return cls(kind, job, None if result is None else payload.decode(result), error)
+
+
+HOOKS = ("start", "complete", "failed", "progress", "final_failure")
 
 
 # -- the context of a request -------------------------------------------------------------------
@@ -114,18 +135,38 @@ class Run(Protocol):
     job: ClaimedJob
     cancel_reason: str | None
     lost: bool
+    settled: bool  # its finish was written by a transaction: the job is over
+    children: list[NewJob]
 
     def report(self, progress: dict[str, Any]) -> None: ...
+
+    def steps(self) -> dict[str, str]: ...
+
+    def save_step(self, name: str, result: str) -> bool: ...
+
+    def results(self) -> dict[str, tuple[str, Any]]: ...
+
+    def secret(self, ref: str) -> str: ...
+
+    def pack(self, value: Any, what: str) -> str: ...
+
+    def transaction(self, result: Callable[[], Any]) -> AbstractContextManager[Any]: ...
+
+    async def in_thread(self, call: Callable[..., Any], *args: Any) -> Any: ...
 
 
 class Context:
     """A handler's view of its own run; declare it as the first parameter to receive it."""
 
-    __slots__ = ("_log", "_run")
+    __slots__ = ("_log", "_result", "_run", "_steps", "_terms", "_used")
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._log: logging.LoggerAdapter[logging.Logger] | None = None
+        self._steps: dict[str, str] | None = None
+        self._used: set[str] = set()
+        self._terms: dict[int, Terms] = {}
+        self._result: Any = None
 
     @property
     def job(self) -> ClaimedJob:
@@ -166,6 +207,7 @@ class Context:
             )
         return self._log
 
+    # -- stopping -----------------------------------------------------------------------------
     @property
     def cancelled(self) -> bool:
         """Somebody asked for this job to be cancelled, or its lease is gone: stop soon."""
@@ -181,6 +223,7 @@ class Context:
         if self._run.cancel_reason is not None:
             raise JobCancelled(self._run.cancel_reason)
 
+    # -- saying -------------------------------------------------------------------------------
     def progress(
         self, percent: float | None = None, *, phase: str | None = None, **more: Any
     ) -> None:
@@ -189,3 +232,97 @@ class Context:
             raise ConfigError(f"progress is a percentage from 0 to 100, got {percent!r}")
         said = {"percent": percent, "phase": phase} | more
         self._run.report({name: value for name, value in said.items() if value is not None})
+
+    def enqueue(self, task: Any, /, *args: Any, **kwargs: Any) -> Receipt:
+        """A follow-up job, stored in the transaction of this job's completion, or not at all.
+        `task` is a task or one with options: `ctx.enqueue(report.options(after=ids), day)`."""
+        job: NewJob = task.job(*args, **kwargs)
+        terms = self._terms.setdefault(id(job.terms), replace(job.terms, parent=self._run.job.id))
+        self._run.children.append(job._replace(terms=terms))
+        return Receipt(job.id, False, "queued")
+
+    # -- checkpoints --------------------------------------------------------------------------
+    def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call `function` once over all runs of this job: its result is stored and returned
+        without a call when the job runs again. Await it when the function is a coroutine."""
+        if name in self._used:
+            raise ConfigError(f"two steps of this run are named {name!r}: give each its own name")
+        self._used.add(policy.name(name, "a step's name"))
+        if iscoroutinefunction(function):
+            return self._step_async(name, function, args, kwargs)
+        stored = self._finished_steps().get(name)
+        if stored is None:
+            self.check()
+            stored = self._packed(name, function(*args, **kwargs))
+            self._saved(self._run.save_step(name, stored))
+        return payload.decode(stored)
+
+    async def _step_async(
+        self, name: str, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        stored = (await self._run.in_thread(self._finished_steps)).get(name)
+        if stored is None:
+            self.check()
+            stored = self._packed(name, await function(*args, **kwargs))
+            self._saved(await self._run.in_thread(self._run.save_step, name, stored))
+        return payload.decode(stored)
+
+    def _finished_steps(self) -> dict[str, str]:
+        if self._steps is None:
+            self._steps = self._run.steps()
+        return self._steps
+
+    def _packed(self, name: str, value: Any) -> str:
+        return self._run.pack(value, f"the result of step {name!r}")
+
+    def _saved(self, accepted: bool) -> None:
+        if not accepted:
+            self._run.lost = True
+            self.check()
+
+    # -- reading ------------------------------------------------------------------------------
+    def results(self) -> dict[str, Any]:
+        """What the jobs this one ran `after` returned: id -> result."""
+        return {id: result for id, (_status, result) in self._run.results().items()}
+
+    def secret(self, ref: str) -> str:
+        """A secret by reference, from the app's provider, the environment or a file."""
+        return self._run.secret(ref)
+
+    # -- one transaction ----------------------------------------------------------------------
+    def result(self, value: Any) -> None:
+        """What this job returns when it ends by `transaction()`."""
+        self._result = value
+
+    def transaction(self) -> Transaction:
+        """`with ctx.transaction() as conn:` the job's end, its follow-ups and your own SQL in
+        one transaction: all of it happens, once, or nothing does."""
+        return Transaction(self._run, lambda: self._result)
+
+
+class Transaction:
+    """One block a run; at its end the job is over."""
+
+    def __init__(self, run: Run, result: Callable[[], Any]) -> None:
+        self._run = run
+        self._result = result
+        self._open: AbstractContextManager[Any] | None = None
+
+    def __enter__(self) -> Any:
+        if self._run.settled or self._open is not None:
+            raise ConfigError("ctx.transaction() is the end of a job: use it once in a run")
+        self._open = self._run.transaction(self._result)
+        return self._open.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        assert self._open is not None  # noqa: S101  entered
+        return self._open.__exit__(*error)
+
+    async def __aenter__(self) -> Any:
+        raise ConfigError(
+            "on SQLite ctx.transaction() works in `def` handlers: it holds the file's only write "
+            "lock, and an await inside it would keep everybody waiting. Make the handler a `def`."
+        )
+
+    async def __aexit__(self, *error: Any) -> None:
+        return None

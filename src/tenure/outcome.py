@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from tenure.job import NewJob
+
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
     """Why a run failed, fit to be stored: no payload values, no secrets."""
@@ -21,6 +23,8 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 
 class Completed(msgspec.Struct, frozen=True, array_like=True, tag="completed"):
     result: str | None = None  # JSON text
+    children: tuple[NewJob, ...] = ()  # what `ctx.enqueue` gathered: stored with the finish
+    settled: bool = False  # `ctx.transaction()` has written this finish already
 
 
 class Retried(msgspec.Struct, frozen=True, array_like=True, tag="retried"):

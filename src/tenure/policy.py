@@ -254,6 +254,27 @@ def category(name: object) -> Category:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How long a task's ended jobs stay, in seconds or as the last so many; None: the settings'.
+
+    Completed and cancelled jobs are counted together, failed and dead-lettered ones apart.
+    """
+
+    completed: float | None = None
+    completed_last: int | None = None
+    dead: float | None = None
+    dead_last: int | None = None
+
+    def __post_init__(self) -> None:
+        for what in ("completed", "dead"):
+            age, last = getattr(self, what), getattr(self, f"{what}_last")
+            if age is not None:
+                _number(age, f"Keep {what}", 0, MAX_DELAY)
+            if last is not None:
+                _number(last, f"Keep {what}_last", 0, 1_000_000)
+
+
 # ------------------------------------------------------------------------------- enqueue options
 
 

@@ -13,10 +13,13 @@ The fence. A lease is (worker, lease_no). Every write of a run after its claim n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
 from tenure.job import Actor, ClaimedJob, Event, Job, NewJob, Receipt
 from tenure.outcome import Ended
+from tenure.policy import Keep
 
 
 class Claim(NamedTuple):
@@ -70,7 +73,8 @@ class Rescue(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """Which jobs; None is any. `org` None means every org (operators only)."""
+    """Which jobs; None is any. `org` None means every org (operators only). `place` is the
+    fingerprint of an error: dead jobs only."""
 
     status: str | None = None
     type: str | None = None
@@ -78,6 +82,21 @@ class Filter(NamedTuple):
     org: str | None = None
     key: str | None = None
     ids: tuple[str, ...] | None = None
+    place: str | None = None
+
+
+class DeadGroup(NamedTuple):
+    """Dead jobs that died of the same thing."""
+
+    type: str
+    status: str
+    code: str
+    place: str
+    jobs: int
+    first_ms: int
+    last_ms: int
+    sample_id: str
+    sample_error: str | None
 
 
 class Rollup(NamedTuple):
@@ -100,16 +119,26 @@ class Finding(NamedTuple):
 
 
 class Prune(NamedTuple):
-    """How long to keep what; seconds."""
+    """How long to keep what; seconds. `tasks` has the say for the tasks it names."""
 
     completed: float
     dead: float
     events: float
+    tasks: Mapping[str, Keep] = MappingProxyType({})
     workers: float = 30 * 86_400  # as long as events that name them
     batch: int = 1000
 
 
 Accepted = Literal["accepted", "repeated", "refused"]
+
+
+class Settlement(Protocol):
+    """An open write transaction that will end in a job's finish."""
+
+    connection: Any  # the driver's own: the handler's SQL goes here
+
+    def finish(self, worker: int, end: Ended) -> Accepted:
+        """Write the fenced finish; the block commits it with everything else."""
 
 
 class Store(Protocol):
@@ -125,9 +154,10 @@ class Store(Protocol):
     def enqueue(
         self, jobs: Sequence[NewJob], *, retry: bool = False, now_ms: int | None = None
     ) -> list[Receipt]:
-        """Store all jobs or none; receipts in order. A key seen before within its org yields the
-        first job's receipt (`duplicate=True`). `retry=True` repeats a call whose reply was lost:
-        ids already stored, live or finished, are not stored again."""
+        """Store all jobs or none; receipts in order. What a job is `after` must exist in its own
+        org (or come in the same batch, without a circle), else JobError. A key seen before
+        within its org yields the first job's receipt (`duplicate=True`). `retry=True` repeats a
+        call whose reply was lost: ids already stored, live or finished, are not stored again."""
 
     def enqueue_on(self, connection: Any, jobs: Sequence[NewJob]) -> list[Receipt]:
         """The same, on the caller's own connection and in the caller's transaction."""
@@ -157,7 +187,8 @@ class Store(Protocol):
         before; `refused` when the lease is gone (nothing was changed for that row).
         A run that would go back to the queue (retry, snooze, release, crash, rescue) although
         its job was asked to be cancelled ends `cancelled` instead.
-        History, events, keys and rollups are written in the same transaction."""
+        History, events, keys, rollups and the children of a completed run are written in the
+        same transaction; whoever waited for these jobs is released or cancelled in it."""
 
     def progress(
         self,
@@ -167,6 +198,26 @@ class Store(Protocol):
         now_ms: int | None = None,
     ) -> list[bool]:
         """Store (id, lease_no, JSON text), fenced; False where the lease is gone."""
+
+    def steps(self, job_id: str) -> dict[str, str]:
+        """Finished steps of a job: name -> result as JSON text."""
+
+    def save_step(
+        self, job_id: str, lease_no: int, name: str, result: str, *, now_ms: int | None = None
+    ) -> bool:
+        """Store a step's result, fenced; False where the lease is gone. A job that gets on is
+        no poison: its crashes are forgotten."""
+
+    def results(self, job_id: str) -> dict[str, tuple[str, Any]]:
+        """What a job waited for: id -> (status, result)."""
+
+    def transaction(self, limit: float) -> AbstractContextManager[Settlement]:
+        """A write transaction for a handler's own SQL and its job's finish together. Rolled back
+        when the block raises, or holds the store for longer than `limit` seconds."""
+
+    def settle_dependants(self, *, now_ms: int | None = None) -> int:
+        """One bounded pass over waiting jobs whose needs have ended unseen: release or cancel
+        them. How many changed."""
 
     def renew(self, worker: int, *, now_ms: int | None = None) -> Renewal | None:
         """Prove the worker alive and read what it holds. None: it was declared dead; whatever
@@ -215,6 +266,9 @@ class Store(Protocol):
         limit: int = 100,
     ) -> list[Event]:
         """Oldest first, one page; continue with `after=` the last seq."""
+
+    def dead_groups(self, where: Filter, *, limit: int = 100) -> list[DeadGroup]:
+        """Dead jobs grouped by what they died of, largest group first."""
 
     def queues(self, *, now_ms: int | None = None) -> list[QueueInfo]: ...
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 
-from tenure import context, policy
-from tenure.errors import ConfigError
-from tenure.ids import new_id
+from tenure import context, policy, secrecy
+from tenure.errors import ConfigError, PayloadError
+from tenure.ids import new_id, parse_id
 from tenure.job import NewJob, Receipt, Terms
+from tenure.payload import decode
 
 if TYPE_CHECKING:
     import datetime
@@ -50,7 +51,8 @@ class TaskSettings:
     retry: policy.Retry
     priority: int
     timeout: float
-    process: bool = False
+    process: bool
+    keep: policy.Keep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,9 @@ class Options:
     actor: tuple[str, str] | None = None
     timeout: float | None = None
     max_attempts: int | None = None
+    after: tuple[str, ...] = ()
+    after_failed: str = "wait"
+    allow_secret: bool = False
     conn: Any = None
     on_conflict: str = "return"
 
@@ -136,8 +141,18 @@ class Task(Generic[P, R]):
 
     def _job(self, payload: str) -> NewJob:
         chosen = self._options
+        if not chosen.allow_secret and secrecy.looks_secret(payload):
+            found = secrecy.find_secret(decode(payload), f"arguments of {self.name!r}")
+            if found is not None:
+                raise PayloadError(f"{found}. {secrecy.REMEDY}")
         return NewJob(
-            new_id(), self._current_terms(), payload, chosen.delay_ms, chosen.at_ms, chosen.key
+            new_id(),
+            self._current_terms(),
+            payload,
+            chosen.delay_ms,
+            chosen.at_ms,
+            chosen.key,
+            chosen.after,
         )
 
     def _current_terms(self) -> Terms:
@@ -160,6 +175,7 @@ class Task(Generic[P, R]):
             request_id=acting.request_id,
             correlation_id=acting.correlation_id,
             traceparent=acting.traceparent,
+            after_failed=chosen.after_failed if chosen.after else None,
         )
         self._terms = (acting, terms)
         return terms
@@ -177,6 +193,9 @@ class Task(Generic[P, R]):
         actor: tuple[str, str] | None = None,
         timeout: float | None = None,
         max_attempts: int | None = None,
+        after: Sequence[object] = (),
+        after_failed: str = "wait",
+        allow_secret: bool = False,
         conn: Any = None,
         on_conflict: str = "return",
     ) -> Task[P, R]:
@@ -185,6 +204,8 @@ class Task(Generic[P, R]):
             raise ConfigError("give delay= or at=, not both")
         if on_conflict not in ("return", "error"):
             raise ConfigError(f"on_conflict is 'return' or 'error', got {on_conflict!r}")
+        if after_failed not in ("wait", "cancel"):
+            raise ConfigError(f"after_failed is 'wait' or 'cancel', got {after_failed!r}")
         if max_attempts is not None:
             policy.Retry(attempts=max_attempts)  # checks the range
         if timeout is not None:
@@ -200,6 +221,9 @@ class Task(Generic[P, R]):
             actor=actor,
             timeout=timeout,
             max_attempts=max_attempts,
+            after=tuple(dict.fromkeys(parse_id(getattr(id, "id", id)) for id in after)),
+            after_failed=after_failed,
+            allow_secret=allow_secret,
             conn=conn,
             on_conflict=on_conflict,
         )

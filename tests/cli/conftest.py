@@ -10,6 +10,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +26,17 @@ from tenure.store import Store, WorkerInfo
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 SECRET = "ada@secret.example"
 
-SHOP = '''
+SHOP = """
+import time
+
 import tenure
 
 app = tenure.App("sqlite:///jobs.db")
+
+
+@app.task
+def nap(seconds: float) -> None:
+    time.sleep(seconds)
 
 
 @app.task(queue="notifications", retry=tenure.Retry(attempts=3, backoff=tenure.Fixed(3600)))
@@ -47,7 +56,7 @@ def fragile(how: str = "dead") -> None:
 @app.task
 def report(pages: int = 1) -> dict[str, int]:
     return {"pages": pages}
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -93,11 +102,22 @@ class Cli:
         assert "Traceback" not in ran.stderr, ran.stderr
         return Ran(ran.returncode, ran.stdout, ran.stderr)
 
+    @contextmanager
+    def started(self, *args: str, **more: Any) -> Iterator[subprocess.Popen[str]]:
+        """A command that goes on by itself; killed if the test is done with it before."""
+        given: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
+        environment = self.environment(**given.pop("environment", {}))
+        command = self.command(*args)
+        with subprocess.Popen(
+            command, cwd=self.home, env=environment, text=True, **given
+        ) as running:
+            try:
+                yield running
+            finally:
+                running.kill()
+
     def shop(self, *args: str, **more: str) -> Ran:
         return self("-A", "shop:app", *args, **more)
-
-    def status(self, id: str) -> str:
-        return str(self.shop("job", id, "--json").object["status"])
 
 
 @pytest.fixture
@@ -141,6 +161,11 @@ class Stage:
 
     def __getitem__(self, name: str) -> str:
         return self.ids[name]
+
+    def status(self, id: str) -> str:
+        job = self.store.get(id)
+        assert job is not None, f"no job {id}"
+        return job.status
 
 
 @pytest.fixture

@@ -116,6 +116,29 @@ def test_jobs_of_queues_not_asked_for_stay(store: Store) -> None:
     assert get(store, id).status == "queued"
 
 
+@pytest.mark.parametrize("limit", [0, 1, 3, 4, 5, 9])
+def test_a_limit_in_all_goes_beside_the_limits_of_the_queues(store: Store, limit: int) -> None:
+    for queue in ("a", "b"):
+        put_many(store, 5, queue=queue)
+
+    jobs = store.claim(worker(store), [("a", 2), ("b", 3)], limit=limit).jobs
+
+    assert len(jobs) == min(limit, 5)
+    taken = counts([job.queue for job in jobs])
+    assert taken.get("a", 0) <= 2
+    assert taken.get("b", 0) <= 3
+    assert store.totals()["queued"] == 10 - len(jobs)
+
+
+def test_what_one_queue_leaves_of_the_limit_in_all_goes_to_the_next(store: Store) -> None:
+    put(store, queue="a")
+    put_many(store, 5, queue="b")
+
+    jobs = store.claim(worker(store), [("a", 4), ("b", 4)], limit=4).jobs
+
+    assert counts([job.queue for job in jobs]) == {"a": 1, "b": 3}
+
+
 # -- order ------------------------------------------------------------------------------------
 
 
@@ -335,6 +358,13 @@ def test_jobs_due_later_do_not_hide_those_due_now(store: Store) -> None:
     due = put(store, priority=9)
 
     assert [job.id for job in claim(store, worker(store), 1)] == [due]
+
+
+def test_of_two_jobs_in_a_row_only_the_one_that_is_due_is_taken(store: Store) -> None:
+    due = put(store)
+    put(store, delay_ms=1)
+
+    assert [job.id for job in claim(store, worker(store))] == [due]
 
 
 def test_now_ms_decides_what_is_due(store: Store, clock: Clock) -> None:

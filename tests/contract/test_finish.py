@@ -321,7 +321,7 @@ def test_the_same_run_twice_in_one_batch_ends_once(store: Store) -> None:
     assert verdicts[0] == "accepted"
     assert verdicts[1] in ("accepted", "repeated")
     assert kinds(store, job.id).count("job.succeeded") == 1
-    assert sum(rollup.count for rollup in store.rollups(since_ms=0)) == 1
+    assert sum(rollup.runs for rollup in store.rollups(since_ms=0)) == 1
 
 
 # -- the fence --------------------------------------------------------------------------------
@@ -636,6 +636,18 @@ def test_each_accepted_finish_is_counted_once_in_the_rollups(store: Store, clock
     by_outcome: dict[str, list[int]] = {}
     for rollup in rollups:
         count, duration = by_outcome.setdefault(rollup.outcome, [0, 0])
-        by_outcome[rollup.outcome] = [count + rollup.count, duration + rollup.duration_ms]
-        assert sum(rollup.buckets) == rollup.count
+        by_outcome[rollup.outcome] = [count + rollup.runs, duration + rollup.duration_ms]
+        assert sum(rollup.buckets) == rollup.runs
     assert sorted(by_outcome.values()) == [[1, 5], [4, sum(durations)]]
+
+
+def test_a_batch_is_counted_run_by_run(store: Store) -> None:
+    no = worker(store)
+    put_many(store, 5)
+
+    store.finish(no, [end(job, Completed(), 10) for job in claim(store, no)])
+
+    rollups = store.rollups(since_ms=0)
+    assert sum(rollup.runs for rollup in rollups) == 5
+    assert sum(rollup.duration_ms for rollup in rollups) == 50
+    assert sum(sum(rollup.buckets) for rollup in rollups) == 5

@@ -358,40 +358,77 @@ def test_a_job_not_charged_is_not_poisoned_however_often_it_crashed_before(store
     assert (get(store, id).status, get(store, id).crashes) == ("queued", 2)
 
 
-def test_a_cancel_request_is_not_lost_with_its_worker(store: Store) -> None:
-    # Either the rescue obeys it (a queued job is cancelled at once), or the next run sees it.
+def test_a_job_asked_to_be_cancelled_is_cancelled_by_the_rescue(store: Store, clock: Clock) -> None:
+    # It does not go back to the queue: a request is never lost with the worker that had it.
     no = worker(store)
     job = started_job(store, no)
     store.cancel([job.id], actor=OPERATOR, reason="stop")
+    clock.advance(SECOND)
 
     rescue(store, no)
 
-    other = worker(store)
-    claim(store, other)
     now = get(store, job.id)
-    assert now.status == "cancelled" or store.cancel_requests(other) == {job.id: "stop"}
-    # Obeyed or not, the run that was rescued has no say any more.
+    assert (now.status, now.lease_owner) == ("cancelled", None)
+    assert milliseconds(now.completed_at) == clock()
+    # The run that was rescued has no say any more.
     assert finish(store, no, job, Completed()) == "refused"
     assert get(store, job.id) == now
+
+
+def test_a_rescuer_the_store_kept_waiting_does_nothing(store: Store) -> None:
+    # Any wait is longer than no patience at all: a stall proves nothing about the worker.
+    no = worker(store)
+    job = started_job(store, no)
+    before = (get(store, job.id), worker_row(store, no))
+
+    told = store.rescue(no, 0, started=None, limit=3, reason="gone", patience=0.0)
+
+    assert told is None
+    assert (get(store, job.id), worker_row(store, no)) == before
+
+
+def test_a_rescuer_served_in_time_acts(store: Store) -> None:
+    no = worker(store)
+    started_job(store, no)
+
+    told = store.rescue(no, 0, started=None, limit=3, reason="gone", patience=60.0)
+
+    assert told == Rescue(1, 0)
 
 
 # -- retire -----------------------------------------------------------------------------------
 
 
-def test_a_retired_worker_is_no_longer_listed(store: Store) -> None:
+def test_a_worker_that_leaves_is_on_record_as_signed_off(store: Store, clock: Clock) -> None:
     stays, leaves = worker(store), worker(store)
+    clock.advance(SECOND)
 
     store.retire(leaves)
 
-    assert [row.no for row in store.workers()] == [stays]
+    row = worker_row(store, leaves)
+    assert (row.dead_at, row.dead_reason, row.held) == (clock(), "signed off", 0)
+    assert worker_row(store, stays).dead_at is None
+    assert store.renew(leaves) is None
 
 
-def test_retiring_twice_is_retiring_once(store: Store) -> None:
+def test_retiring_twice_is_retiring_once(store: Store, clock: Clock) -> None:
     no = worker(store)
     store.retire(no)
+    before = worker_row(store, no)
+    clock.advance(SECOND)
+
     store.retire(no)
 
-    assert store.workers() == []
+    assert worker_row(store, no) == before
+
+
+def test_there_is_nothing_to_rescue_from_a_worker_that_signed_off(store: Store) -> None:
+    no = worker(store)
+    store.retire(no)
+    before = worker_row(store, no)
+
+    assert rescue(store, no, started=None) in (None, Rescue(0, 0))
+    assert worker_row(store, no) == before
 
 
 def test_a_worker_that_retires_with_jobs_in_hand_does_not_strand_them(store: Store) -> None:

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     initialize,
     invariant,
     multiple,
+    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -173,9 +174,9 @@ class StoreMachine(RuleBasedStateMachine):
             key.expires = self.clock() + KEY_TTL
 
     def requeued(self, job: ModelJob, *, due: int | None = None) -> None:
-        """Back to the queue. A cancel request is kept for the next run, or obeyed right here."""
-        seen = get(self.store, job.id)
-        if job.cancel is not None and seen.status == "cancelled":
+        """Back to the queue, unless the job was asked to be cancelled: then it is, right here."""
+        if job.cancel is not None:
+            seen = get(self.store, job.id)
             self.ended(job, "cancelled")
             self.not_less(job)
             # Whether a run that will have no successor gives its attempt back is not said.
@@ -301,20 +302,22 @@ class StoreMachine(RuleBasedStateMachine):
 
     # -- rules: leases ------------------------------------------------------------------------
 
-    @rule(slot=st.integers(0, 1), queue=st.sampled_from(QUEUES), limit=st.sampled_from([1, 2, 5]))
-    def claim(self, slot: int, queue: str, limit: int) -> None:
+    @rule(slot=st.integers(0, 1), limit=st.sampled_from([1, 2, 5]))
+    def claim(self, slot: int, limit: int) -> None:
         no = self.workers[slot]
-        due = self.due(queue)
+        due = {queue: self.due(queue) for queue in QUEUES}
 
-        granted = self.store.claim(no, [(queue, limit)])
+        granted = self.store.claim(no, [(queue, limit) for queue in QUEUES])
 
         assert granted.unknown == {}
-        assert len(granted.jobs) == min(limit, len(due))
-        taken = [self.model[job.id] for job in granted.jobs]
-        assert all(job in due for job in taken)
-        self.check_order(taken, [job for job in due if job not in taken])
-        for job, lease in zip(taken, granted.jobs, strict=True):
-            self.grant(job, no, lease)
+        for queue in QUEUES:
+            leases = [lease for lease in granted.jobs if lease.queue == queue]
+            taken = [self.model[lease.id] for lease in leases]
+            assert len(taken) == min(limit, len(due[queue]))
+            assert all(job in due[queue] for job in taken)
+            self.check_order(taken, [job for job in due[queue] if job not in taken])
+            for job, lease in zip(taken, leases, strict=True):
+                self.grant(job, no, lease)
 
     def check_order(self, taken: list[ModelJob], left: list[ModelJob]) -> None:
         for job in taken:
@@ -337,6 +340,18 @@ class StoreMachine(RuleBasedStateMachine):
         assert (lease.lease_no, lease.attempts) == (job.lease_no, job.attempts)
         assert (lease.crashes, lease.org, lease.key) == (job.crashes, job.org, job.sent.key)
 
+    @rule(slot=st.integers(0, 1), outcomes=st.lists(st.sampled_from(OUTCOMES), min_size=1))
+    def work(self, slot: int, outcomes: list[Outcome]) -> None:
+        """A worker's life: claim, and finish what it holds as far as the outcomes go."""
+        self.claim(slot=slot, limit=5)
+        self.send(
+            self.workers[slot],
+            [
+                Ended(job.id, job.lease_no, 5, outcome)
+                for job, outcome in zip(self.held(self.workers[slot]), outcomes, strict=False)
+            ],
+        )
+
     @rule(id=jobs, outcome=st.sampled_from(OUTCOMES))
     def finish(self, id: str, outcome: Outcome) -> None:
         """By whoever was granted it last, which may be an hour ago."""
@@ -353,16 +368,18 @@ class StoreMachine(RuleBasedStateMachine):
         lease_no = self.model[id].lease_no + off_by
         self.send(self.workers[slot], [Ended(id, lease_no, 5, outcome)])
 
-    @rule(id=jobs, outcome=st.sampled_from(OUTCOMES), which=st.integers(0, 3))
-    def finish_an_old_run(self, id: str, outcome: Outcome, which: int) -> None:
-        for no, lease_no in self.model[id].grants[which : which + 1]:
+    @rule(id=jobs, outcome=st.sampled_from(OUTCOMES))
+    def finish_every_run_there_ever_was(self, id: str, outcome: Outcome) -> None:
+        """Zombies: only the run that holds the job now has a say."""
+        for no, lease_no in self.model[id].grants:
             self.send(no, [Ended(id, lease_no, 5, outcome)])
 
-    @rule(id=jobs)
-    def finish_again_because_the_reply_was_lost(self, id: str) -> None:
-        if self.model[id].last_end is not None:
-            no, ended = self.model[id].last_end
-            self.send(no, [ended])
+    @rule(id=jobs, ms=st.sampled_from([0, SECOND]))
+    def finish_again_because_the_reply_was_lost(self, id: str, ms: int) -> None:
+        last = self.model[id].last_end
+        if last is not None:
+            self.clock.advance(ms)
+            self.send(last[0], [last[1]])
 
     @rule(slot=st.integers(0, 1), outcomes=st.lists(st.sampled_from(OUTCOMES), max_size=4), id=jobs)
     def finish_a_batch(self, slot: int, outcomes: list[Outcome], id: str) -> None:
@@ -436,6 +453,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.workers[slot] = worker(self.store)
         assert self.workers[slot] not in self.dead_workers
 
+    @precondition(lambda self: self.dead_workers)
     @rule()
     def a_dead_worker_tries_to_go_on(self) -> None:
         for no in self.dead_workers[-1:]:
@@ -465,7 +483,16 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             assert told == {id: job.status}
 
-    @rule(id=jobs, org=st.sampled_from([None, *ORGS]), edited=st.booleans())
+    @precondition(lambda self: any(job.status in DEAD for job in self.model.values()))
+    @rule(data=st.data(), org=st.sampled_from([None, None, *ORGS]), edited=st.booleans())
+    def replay_a_dead_job(self, data: st.DataObject, org: str | None, edited: bool) -> None:
+        dead = [job.id for job in self.model.values() if job.status in DEAD]
+        self.replay(data.draw(st.sampled_from(dead)), org, edited)
+
+    @rule(id=jobs)
+    def replay_whatever_it_is(self, id: str) -> None:
+        self.replay(id, None, edited=False)
+
     def replay(self, id: str, org: str | None, edited: bool) -> None:
         job = self.model[id]
         payload = f'{{"at":{self.clock()}}}' if edited else None
@@ -573,8 +600,8 @@ def test_the_store_does_what_the_model_does(kind: str) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=40,
-            stateful_step_count=40,
+            max_examples=60,
+            stateful_step_count=50,
             deadline=None,
             suppress_health_check=list(HealthCheck),
             database=None,

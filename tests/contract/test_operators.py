@@ -31,6 +31,7 @@ from .builders import (
     ended_job,
     finish,
     get,
+    kinds,
     milliseconds,
     put,
     put_many,
@@ -124,20 +125,22 @@ def test_a_job_that_ended_before_it_saw_the_request_has_ended(
     [Retried(0, FAILURE), Snoozed(0), Released("shutdown"), Crashed("killed", 3)],
     ids=lambda end: type(end).__name__,
 )
-def test_a_request_outlives_a_run_that_goes_back_to_the_queue(
-    store: Store, outcome: Outcome
+def test_a_job_asked_to_be_cancelled_does_not_go_back_to_the_queue(
+    store: Store, clock: Clock, outcome: Outcome
 ) -> None:
-    # "While running cooperatively, before start at once": the store may cancel it right then, or
-    # tell the next run. It may not forget.
     no = worker(store)
     job = started_job(store, no)
     store.cancel([job.id], actor=OPERATOR, reason="stop")
+    clock.advance(SECOND)
 
     assert finish(store, no, job, outcome) == "accepted"
 
-    claim(store, no)
     now = get(store, job.id)
-    assert now.status == "cancelled" or store.cancel_requests(no) == {job.id: "stop"}
+    assert (now.status, now.lease_no) == ("cancelled", job.lease_no)
+    assert milliseconds(now.completed_at) == clock()
+    assert kinds(store, job.id)[-1] == "job.cancelled"
+    assert claim(store, no) == []
+    assert finish(store, no, job, outcome) == "repeated"
 
 
 def test_asking_twice_is_allowed(store: Store) -> None:

@@ -24,7 +24,9 @@ def test_a_killed_child_is_charged_for_what_had_started_and_nothing_else(
     workshop: Callable[..., Workshop],
 ) -> None:
     shop = workshop(HOLD)
-    ids = [receipt.id for receipt in shop.app.enqueue_many([shop.jobs.hold.job(n) for n in range(6)])]
+    ids = [
+        receipt.id for receipt in shop.app.enqueue_many([shop.jobs.hold.job(n) for n in range(6)])
+    ]
     worker = shop.worker(concurrency=4)
     shop.wait_said("start", times=4)
     (child,) = worker.children()
@@ -51,7 +53,9 @@ def test_a_killed_supervisor_takes_its_children_along_and_a_neighbour_takes_over
 ) -> None:
     shop = workshop(HOLD)
     first = shop.worker(concurrency=3)
-    ids = [receipt.id for receipt in shop.app.enqueue_many([shop.jobs.hold.job(n) for n in range(3)])]
+    ids = [
+        receipt.id for receipt in shop.app.enqueue_many([shop.jobs.hold.job(n) for n in range(3)])
+    ]
     shop.wait_said("start", times=3)
     shop.worker(concurrency=3)
     children = first.children()

@@ -28,7 +28,9 @@ def test_sigterm_finishes_what_runs_and_gives_back_the_rest(
 ) -> None:
     shop = workshop(MIXED)
     worker = shop.worker(concurrency=2)
-    ids = [receipt.id for receipt in shop.app.enqueue_many([shop.jobs.hold.job(n) for n in range(8)])]
+    ids = [
+        receipt.id for receipt in shop.app.enqueue_many([shop.jobs.hold.job(n) for n in range(8)])
+    ]
     shop.wait_said("start", times=2)
 
     worker.signal(signal.SIGTERM)
@@ -102,7 +104,9 @@ def test_suspects_are_given_back_at_shutdown_instead_of_started(
 ) -> None:
     """Jobs that run alone wait for a process of their own; those still waiting do not start."""
     shop = workshop(MIXED)
-    ids = [receipt.id for receipt in shop.app.enqueue_many([shop.jobs.hold.job(n) for n in range(8)])]
+    ids = [
+        receipt.id for receipt in shop.app.enqueue_many([shop.jobs.hold.job(n) for n in range(8)])
+    ]
     shop.sql_write("UPDATE tenure_jobs SET crashes = 1")
     worker = shop.worker(concurrency=8)
     shop.wait_said("start", times=4)  # four at a time

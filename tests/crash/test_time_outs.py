@@ -115,9 +115,7 @@ def test_a_coroutine_that_swallows_its_cancellation_still_times_out(
     stubborn = shop.jobs.stubborn.enqueue()
     shop.wait_said("ignored")
 
-    eventually(
-        lambda: shop.job(stubborn.id).status == "dead_letter", within=3, what="the time-out"
-    )
+    eventually(lambda: shop.job(stubborn.id).status == "dead_letter", within=3, what="the time-out")
     shop.touch("go")
     shop.app.result(bystander.id, timeout=10)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 
 from tenure.cli import doctor, enqueue, events, jobs, migrate, operate, queues, stats, worker
 from tenure.cli.output import complain
@@ -16,11 +17,13 @@ from tenure.cli.target import add_target_options
 from tenure.errors import ConfigError, PayloadError, TaskError, TenureError
 
 GROUPS = (worker, enqueue, jobs, operate, queues, stats, events, doctor, migrate)
+LARGE = frozenset({"demo", "bench"})  # together they cost 30 ms to import
 WRONG_USAGE = (ConfigError, TaskError, PayloadError)
 INTERRUPTED = 130
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """Every command; for a given command line, the large ones only where it may mean them."""
     from tenure import __version__
 
     parser = argparse.ArgumentParser(
@@ -37,6 +40,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     for group in GROUPS:
         group.add_commands(commands)
+    words = frozenset(argv or ())
+    if words & LARGE or not words & frozenset(commands.choices):
+        from tenure.cli import bench, demo
+
+        demo.add_commands(commands)
+        bench.add_commands(commands)
     return parser
 
 
@@ -45,7 +54,8 @@ def main(argv: list[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):  # a terminal without UTF-8 gets "?" instead of an error
             stream.reconfigure(errors="replace")
     try:
-        args = build_parser().parse_args(argv)
+        words = sys.argv[1:] if argv is None else argv
+        args = build_parser(words).parse_args(words)
         code = int(args.run(args))
         sys.stdout.flush()  # here, where a closed pipe is expected, not at exit
     except WRONG_USAGE as error:

@@ -23,25 +23,25 @@ class Kind(NamedTuple):
 
     task: str
     what: str
-    count: int
+    jobs: int
     status: str = "completed"
     code: str | None = None
 
 
 def kinds(jobs: int) -> list[Kind]:
-    """`jobs` divided into kinds: half of them do nothing, most of the others little."""
-    reports, cards = max(8, jobs // 100), max(10, jobs // 25)
-    files, partners, images = max(4, jobs // 250), max(3, jobs // 400), 2
-    pings = jobs // 2
+    """`jobs` divided into kinds: most of them do nothing, most of the others little."""
+    pings = jobs * 7 // 10
+    reports, cards = max(8, jobs // 160), max(10, jobs // 40)
+    files, partners, images = max(4, jobs // 400), max(3, jobs // 700), 2
     emails = jobs - pings - reports - cards - files - partners - images
     return [
         Kind("ping", "does nothing", pings),
         Kind("send_email", "quick", emails),
         Kind("make_report", "slow, with progress", reports),
-        Kind("charge_card", "fails at first, is retried", cards),
-        Kind("import_file", "cannot succeed, says so", files, "failed", "BAD_FILE"),
+        Kind("charge_card", "fails, is retried", cards),
+        Kind("import_file", "cannot succeed", files, "failed", "BAD_FILE"),
         Kind("call_partner", "fails every time", partners, "dead_letter", "ConnectionError"),
-        Kind("resize_image", "poison: kills its process", images, "dead_letter", "poison"),
+        Kind("resize_image", "kills its process", images, "dead_letter", "poison"),
     ]
 
 
@@ -56,6 +56,7 @@ class Ledger:
         self.retried: Counter[str] = Counter()  # by task
         self.runs = 0
         self.put_back: list[Event] = []  # runs that were cut short
+        self.interrupted: set[str] = set()  # their jobs
         self.ends: Counter[str] = Counter()  # by job: 1 each, or something is wrong
         self.successes: Counter[str] = Counter()  # by job
         self.running: dict[str, str] = {}  # job -> task
@@ -64,14 +65,12 @@ class Ledger:
     def ended(self) -> int:
         return len(self.ends)
 
-    def read(self) -> bool:
-        """Take in what is new; False when nothing is."""
-        before = self._seq
+    def read(self) -> None:
+        """Take in what is new."""
         while page := self._store.events(after=self._seq, limit=PAGE):
             for event in page:
                 self._enter(event)
             self._seq = page[-1].seq
-        return self._seq > before
 
     def _enter(self, event: Event) -> None:
         job, task = event.job_id, event.type
@@ -93,6 +92,7 @@ class Ledger:
             self.retried[task] += 1
         elif event.kind in PUT_BACK:
             self.put_back.append(event)
+            self.interrupted.add(job)
 
 
 # ------------------------------------------------------------------------------- the audit
@@ -134,7 +134,9 @@ def _nothing_lost(acknowledged: Sequence[str], found: dict[str, Job]) -> Check:
 def _ended_once(acknowledged: Sequence[str], ledger: Ledger) -> Check:
     once = sum(ledger.ends[id] == 1 for id in acknowledged)
     ok = once == len(acknowledged) == ledger.ended
-    text = f"every job ended exactly once: {once:,} of {len(acknowledged):,}, in {ledger.runs:,} runs"
+    text = (
+        f"every job ended exactly once: {once:,} of {len(acknowledged):,}, in {ledger.runs:,} runs"
+    )
     return Check(ok, text)
 
 

@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tenure.cli import output
@@ -20,7 +20,8 @@ REDRAW_SECONDS = 0.12
 PLAIN_SECONDS = 1.0
 RATE_SECONDS = 1.5
 WIDEST = 100
-CLOCK = 8  # columns of "  12.3 s"
+CLOCK = 9  # columns of " 12.3 s  "
+NARROWEST = 40
 
 
 def columns() -> int:
@@ -28,25 +29,29 @@ def columns() -> int:
     return max(20, min((output.terminal_columns() or WIDEST) - 1, WIDEST))
 
 
-def wrapped(head: str, text: str) -> str:
-    """`text` after `head`, its further lines below its first."""
-    indent = " " * min(output.width(head), columns() // 2)
-    lines = textwrap.wrap(
-        text, columns(), initial_indent=indent, subsequent_indent=indent, break_long_words=False
+def hanging(text: str, indent: int) -> str:
+    """`text` for a line that has `indent` columns already; further lines start below it."""
+    space = " " * indent
+    filled = textwrap.fill(
+        text,
+        columns(),
+        initial_indent=space,
+        subsequent_indent=space,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
-    return head + "\n".join(lines)[len(indent) :] if output.width(head) == len(indent) else (
-        f"{head}\n" + "\n".join(lines)
-    )
+    return filled[indent:]
 
 
 class Panel:
     def __init__(self, kinds: Sequence[Kind], *, silent: bool = False) -> None:
         self._kinds = kinds
-        self._total = sum(kind.count for kind in kinds)
+        self._total = sum(kind.jobs for kind in kinds)
         self._silent = silent
-        tall_enough = shutil.get_terminal_size().lines > len(kinds) + 4
-        self._live = not silent and output.is_terminal(sys.stdout) and tall_enough
-        self._blocks = "█▒░" if _speaks_utf8() else "#+."
+        wide, tall = shutil.get_terminal_size()
+        fits = wide >= NARROWEST and tall > len(kinds) + 4
+        self._live = not silent and output.is_terminal(sys.stdout) and fits
+        self._blocks = ("█", "▒", "░") if _speaks_utf8() else ("#", "+", ".")
         self._drawn = 0
         self._due = 0.0
         self._begun = time.monotonic()
@@ -62,12 +67,11 @@ class Panel:
             return
         self._wipe()
         clock = output.paint(f"{self.seconds:5.1f} s", "dim")
-        lines = wrapped(" " * CLOCK, text)[CLOCK:]
-        output.say(f"{clock} {output.paint(lines, colour)}")
+        output.say(f"{clock}  {output.paint(hanging(text, CLOCK), colour)}")
         output.flush()
         self._due = 0.0
 
-    def show(self, ledger: Ledger, progress: Sequence[float] = ()) -> None:
+    def show(self, ledger: Ledger, progress: Callable[[], Sequence[float]]) -> None:
         """The state of things, as often as it is worth it."""
         now = time.monotonic()
         self._history.append((now, ledger.ended))
@@ -77,12 +81,12 @@ class Panel:
             return
         self._due = now + (REDRAW_SECONDS if self._live else PLAIN_SECONDS)
         if not self._live:
-            self._due = now + PLAIN_SECONDS
-            output.say(f"{self.seconds:5.1f} s {self._state(ledger)}")
+            output.say(f"{self.seconds:5.1f} s  {self._state(ledger)}")
             output.flush()
             return
         self._wipe()
-        lines = ["", *(self._bar(kind, ledger, progress) for kind in self._kinds)]
+        percents = progress()
+        lines = ["", *(self._bar(kind, ledger, percents) for kind in self._kinds)]
         lines.append(output.paint(output.cut(f"  {self._state(ledger)}", columns()), "bold"))
         self._drawn = len(lines)
         sys.stdout.write("\x1b[?25l" + "\n".join(lines) + "\n")
@@ -112,21 +116,21 @@ class Panel:
     def _bar(self, kind: Kind, ledger: Ledger, progress: Sequence[float]) -> str:
         """`  send_email    ████████▒░░░░  812/1,289  quick`; narrow terminals lose the end."""
         room = columns()
-        size = max(8, min(30, room - 34))
+        size = max(8, min(30, room - 52))
         good, dead = ledger.succeeded[kind.task], ledger.dead[kind.task]
         busy = sum(task == kind.task for task in ledger.running.values())
-        marks = [min(size, -(-size * n // kind.count)) for n in (good, good + dead)]
-        marks.append(min(size, -(-size * (good + dead + busy) // kind.count)))
-        if good + dead < kind.count:  # full means all
+        marks = [min(size, -(-size * n // kind.jobs)) for n in (good, good + dead)]
+        marks.append(min(size, -(-size * (good + dead + busy) // kind.jobs)))
+        if good + dead < kind.jobs:  # full means all
             marks = [min(mark, size - 1) for mark in marks[:2]] + marks[2:]
-        full, half, empty = self._blocks
+        full, half, empty = self._blocks  # ended, running, to do
         bar = (
             output.paint(full * marks[0], "green")
             + output.paint(full * (marks[1] - marks[0]), "red")
             + output.paint(half * (marks[2] - marks[1]), "yellow")
             + output.paint(empty * (size - marks[2]), "dim")
         )
-        count = f"{good + dead:,}/{kind.count:,}"
+        count = f"{good + dead:,}/{kind.jobs:,}"
         note = f"  {kind.what}"
         if kind.task == "make_report" and progress:
             note = "  " + " ".join(f"{percent:.0f}%" for percent in progress)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Literal
 from tenure.cli import output, target
 from tenure.cli.why import is_live, knows, serves
 from tenure.job import DEAD
-from tenure.store import Finding
 
 if TYPE_CHECKING:
     import datetime
 
     from tenure.app import App
-    from tenure.store import QueueInfo, WorkerInfo
+    from tenure.store import Finding, QueueInfo, WorkerInfo
 
+Level = Literal["ok", "warning", "problem"]
 MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "red")}
 OLDEST_MS = 3_600_000
 MANY_DEAD = 100
@@ -53,13 +53,19 @@ def _print(finding: Finding) -> None:
         output.say(f"    → {output.plain(finding.remedy)}")
 
 
+def _finding(check: str, level: Level, message: str, remedy: str | None = None) -> Finding:
+    from tenure.store import Finding  # loads msgspec: not while the command line is parsed
+
+    return Finding(check, level, message, remedy)
+
+
 def _general(app: App, named: bool) -> list[Finding]:
     """What any store can say through its contract."""
     now = output.utc_now()
     workers, queues = app.workers(), app.queues()
     live = [worker for worker in workers if is_live(worker, now)]
     return [
-        *(Finding("settings", "warning", line) for line in app.settings.warnings()),
+        *(_finding("settings", "warning", line) for line in app.settings.warnings()),
         _hints(app),
         _live_workers(live, queues),
         *_lost_workers(workers, now),
@@ -75,7 +81,7 @@ def _hints(app: App) -> Finding:
     hints = app.open_wakeup()
     try:
         text = hints.describe().removeprefix("hints: ")
-        return Finding("hints", "ok" if hints.healthy() else "warning", text)
+        return _finding("hints", "ok" if hints.healthy() else "warning", text)
     finally:
         hints.close()
 
@@ -84,18 +90,18 @@ def _live_workers(live: Sequence[WorkerInfo], queues: Sequence[QueueInfo]) -> Fi
     if live:
         running = sum(worker.held for worker in live)
         text = f"{output.count(len(live), 'live worker')}, {output.count(running, 'job')} running"
-        return Finding("workers", "ok", text)
+        return _finding("workers", "ok", text)
     ready = sum(queue.ready for queue in queues)
     remedy = "start one: tenure -A module:app worker"
     if ready:
         text = f"no live worker, and {output.count(ready, 'job')} due"
-        return Finding("workers", "problem", text, remedy)
-    return Finding("workers", "warning", "no live worker", remedy)
+        return _finding("workers", "problem", text, remedy)
+    return _finding("workers", "warning", "no live worker", remedy)
 
 
 def _lost_workers(workers: Sequence[WorkerInfo], now: datetime.datetime) -> list[Finding]:
     return [
-        Finding(
+        _finding(
             "leases",
             "problem",
             f"worker {worker.id} is gone and still holds {output.count(worker.held, 'job')}",
@@ -110,20 +116,22 @@ def _unserved(live: Sequence[WorkerInfo], queues: Sequence[QueueInfo]) -> list[F
     if not live:
         return []
     return [
-        Finding(
+        _finding(
             "queues",
             "problem",
             f"no live worker serves q:{queue.name} with {output.count(queue.ready, 'due job')}",
             f"start one with -Q {queue.name}, or without -Q for all queues",
         )
         for queue in queues
-        if queue.ready and not any(serves(worker, queue.name) for worker in live)
+        if queue.ready
+        and queue.paused_at is None
+        and not any(serves(worker, queue.name) for worker in live)
     ]
 
 
 def _paused(queues: Sequence[QueueInfo]) -> list[Finding]:
     return [
-        Finding(
+        _finding(
             "queues",
             "warning",
             f"q:{queue.name} is paused by {queue.paused_by} with "
@@ -139,13 +147,13 @@ def _paused(queues: Sequence[QueueInfo]) -> list[Finding]:
 def _oldest(queues: Sequence[QueueInfo]) -> Finding:
     waiting = {q.name: q.oldest_ms for q in queues if q.oldest_ms is not None and not q.paused_at}
     if not waiting:
-        return Finding("backlog", "ok", "no job is due and waiting")
+        return _finding("backlog", "ok", "no job is due and waiting")
     name = max(waiting, key=waiting.__getitem__)
     text = f"the oldest due job has been waiting for {output.span(waiting[name] / 1000)}, q:{name}"
     if waiting[name] <= OLDEST_MS:
-        return Finding("backlog", "ok", text)
+        return _finding("backlog", "ok", text)
     remedy = f"`tenure jobs --queue {name} --status queued`, then `tenure job ID` says why; "
-    return Finding("backlog", "problem", text, remedy + "more workers or a higher -c help load")
+    return _finding("backlog", "problem", text, remedy + "more workers or a higher -c help load")
 
 
 def _unknown_types(app: App, named: bool, live: Sequence[WorkerInfo]) -> list[Finding]:
@@ -163,7 +171,7 @@ def _unknown_types(app: App, named: bool, live: Sequence[WorkerInfo]) -> list[Fi
     names = ", ".join(f"{type} ({number:,})" for type, number in [*unknown.items()][:NAMES_SHOWN])
     more = f" and {len(unknown) - NAMES_SHOWN} more" if len(unknown) > NAMES_SHOWN else ""
     return [
-        Finding(
+        _finding(
             "types",
             "problem",
             f"queued jobs of types {whose}: {names}{more}",
@@ -176,7 +184,7 @@ def _dead_letters(app: App) -> Finding:
     totals = app.store.totals()
     dead = sum(totals.get(status, 0) for status in DEAD)
     if not dead:
-        return Finding("dead letters", "ok", "none")
-    level: Literal["warning", "problem"] = "problem" if dead >= MANY_DEAD else "warning"
+        return _finding("dead letters", "ok", "none")
+    level: Level = "problem" if dead >= MANY_DEAD else "warning"
     remedy = "`tenure jobs --dead` lists them; `tenure replay` or `tenure discard` them"
-    return Finding("dead letters", level, output.count(dead, "dead job"), remedy)
+    return _finding("dead letters", level, output.count(dead, "dead job"), remedy)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -146,6 +145,8 @@ def _names(job: Job) -> str:
 
 
 def _json(value: object) -> str:
+    import json
+
     return json.dumps(value, ensure_ascii=False)
 
 

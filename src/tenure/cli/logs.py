@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 
-from tenure.cli.output import LiveLine, paint
+from tenure.cli.output import LiveLine, paint, plain
 
 # What a log line may say about its job; never the payload.
 FIELDS = (
@@ -32,7 +32,7 @@ class PlainFormatter(logging.Formatter):
         level = paint(f"{record.levelname:<7}", _COLOURS.get(record.levelname), sys.stderr)
         job = getattr(record, "job_id", None)
         about = f" [{getattr(record, 'job_type', 'job')} {job}]" if job else ""
-        text = f"{clock} {level} {record.getMessage()}{about}"
+        text = f"{clock} {level} {plain(record.getMessage())}{about}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 

@@ -212,8 +212,8 @@ def _word(value: object) -> str:
 class LiveLine:
     """One line on stderr that rewrites itself; silent where stderr is no terminal."""
 
-    def __init__(self) -> None:
-        self.on = is_terminal(sys.stderr)
+    def __init__(self, *, wanted: bool = True) -> None:
+        self.on = wanted and is_terminal(sys.stderr)
         self._lock = threading.Lock()
         self._text = ""
 

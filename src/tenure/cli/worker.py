@@ -92,7 +92,7 @@ def work(args: argparse.Namespace) -> int:
     os.environ["TENURE_LOG_LEVEL"] = level.upper()  # for the children, as is the URL
     if args.url is not None:
         os.environ["TENURE_URL"] = args.url
-    line = output.LiveLine()
+    line = output.LiveLine(wanted=not args.json)
     configure_logging(level, as_json=args.json, line=line)
     progress = Progress(line)
 

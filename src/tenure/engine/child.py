@@ -19,6 +19,7 @@ import traceback
 from typing import Any
 
 from tenure.engine.board import Board
+from tenure.engine.desk import Desk
 from tenure.engine.executor import Executor
 from tenure.engine.wire import Cancel, Frames, Hello, Refused, Report, Run, Stop, ToChild, frame
 from tenure.errors import ConfigError, TenureError
@@ -53,6 +54,17 @@ def load_app(spec: str) -> Any:
     return apps[0]
 
 
+def hello_of(app: Any) -> Hello:
+    settings = {name: task.settings for name, task in sorted(app.tasks.items())}
+    return Hello(
+        os.getpid(),
+        list(settings),
+        app.settings.to_env(),
+        [name for name, its in settings.items() if its.process],
+        {name: its.keep for name, its in settings.items()},
+    )
+
+
 class _Link(asyncio.Protocol):
     """The pipe as the loop sees it: orders in, reports out."""
 
@@ -72,8 +84,8 @@ class _Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         for order in self._frames.feed(data):
             match order:
-                case Run(jobs=jobs):
-                    self._executor.assign(jobs)
+                case Run():
+                    self._executor.assign(order)
                 case Cancel():
                     self._executor.cancel(order)
                 case Stop():
@@ -90,7 +102,7 @@ class _Link(asyncio.Protocol):
 
 async def _serve(sock: socket.socket, app: Any, board: Board, concurrency: int) -> None:
     loop = asyncio.get_running_loop()
-    link = _Link(lambda send: Executor(app.tasks, board, concurrency, send))
+    link = _Link(lambda send: Executor(Desk(app), board, concurrency, send))
     await loop.connect_accepted_socket(lambda: link, sock)
     await link.ended.wait()
 
@@ -104,14 +116,16 @@ def main() -> None:
     _die_with_parent()
     handle, spec, board_file, slots, concurrency = sys.argv[1:6]
     sock = socket.socket(fileno=int(handle))
-    # A terminal's Ctrl-C reaches the whole group: stopping is the supervisor's decision.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sock.set_inheritable(False)  # a program started by a handler must not keep the pipe open
+    # A terminal's Ctrl-C reaches the whole group: stopping is the supervisor's decision. Not
+    # SIG_IGN: programs a handler starts would inherit that, and could not be terminated.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         app = load_app(spec)
         for task in app.tasks.values():
             task.signature  # noqa: B018  a bad signature is said now, not at the first job
-        hello = Hello(os.getpid(), sorted(app.tasks), app.settings.to_env())
+        hello = hello_of(app)
     except Exception as error:
         if not isinstance(error, TenureError):
             traceback.print_exc()

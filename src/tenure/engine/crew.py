@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tenure.engine.board import Board, board_path
@@ -23,6 +23,8 @@ RATE_WINDOW = 0.25
 
 class Channel(Protocol):
     def send(self, message: ToChild) -> None: ...
+
+    def end_reading(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -44,6 +46,8 @@ class Child:
         self.stuck = 0  # threads it has lost to handlers that do not end
         self.born = time.monotonic()
         self.holds: dict[str, tuple[ClaimedJob, int]] = {}  # id -> job, slot
+        self.cancels: dict[str, float] = {}  # id -> when it was asked to stop
+        self.cancel_grace = float("inf")
         self._free_slots = list(range(SLOTS))
         self._lock = threading.Lock()
         self._rate = 0.0
@@ -60,7 +64,7 @@ class Child:
         ahead = 0 if self.solo else min(int(self._rate * AHEAD_SECONDS), MOST_AHEAD)
         return max(0, self.concurrency + ahead - len(self.holds))
 
-    def hand(self, jobs: list[ClaimedJob]) -> bool:
+    def hand(self, jobs: list[ClaimedJob], worker: int) -> bool:
         """Give it jobs to run; False when it is gone and holds nothing any more."""
         assignments = []
         with self._lock:
@@ -73,7 +77,7 @@ class Child:
                 self.board.assign(slot, job.id)
                 self.holds[job.id] = (job, slot)
                 assignments.append(Assignment(slot, job))
-        self.send(Run(assignments))
+        self.send(Run(assignments, worker))
         return True
 
     def bury(self) -> list[tuple[ClaimedJob, bool]]:
@@ -84,13 +88,16 @@ class Child:
             self.holds = {}
         return held
 
-    def ended(self, ids: list[str]) -> None:
+    def ended(self, runs: Sequence[tuple[str, int]]) -> None:
+        """(id, lease_no): a late word about an earlier lease must not end the present one."""
         with self._lock:
-            for id in ids:
-                held = self.holds.pop(id, None)
-                if held is not None:
+            for id, lease_no in runs:
+                held = self.holds.get(id)
+                if held is not None and held[0].lease_no == lease_no:
+                    del self.holds[id]
+                    self.cancels.pop(id, None)
                     self._free_slots.append(held[1])
-        self._measure(len(ids))
+        self._measure(len(runs))
 
     def _measure(self, count: int) -> None:
         self._counted += count
@@ -100,10 +107,12 @@ class Child:
             self._counted, self._since = 0, time.monotonic()
 
     def overdue(self, now: float, grace: float) -> ClaimedJob | None:
-        """A job whose time-out passed without the child having said anything about it."""
+        """A job whose time-out, or patience after a cancellation, has passed in silence."""
         for job, slot in list(self.holds.values()):
             started = self.board.started(slot)
             if started > 0 and now > started + job.timeout_ms / 1000 + grace:
+                return job
+            if now > self.cancels.get(job.id, now) + self.cancel_grace + grace:
                 return job
         return None
 
@@ -112,6 +121,8 @@ class Child:
             self.channel.send(message)
 
     def cancel(self, ids: dict[str, str | None]) -> None:
+        for id in ids:
+            self.cancels.setdefault(id, time.monotonic())
         self.send(Cancel(ids))
 
     def stop(self) -> None:
@@ -123,10 +134,20 @@ class Child:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
 
+    def hang_up_if_dead(self) -> None:
+        """Its process may be gone while something it forked keeps the pipe open."""
+        if self.process is not None and self.process.poll() is not None and self.channel:
+            self.channel.end_reading()
+
     def how_it_died(self) -> str:
+        """Ends it, should it have lost its pipe and live on."""
         if self.killed is not None:
             return self.killed
-        code = None if self.process is None else self.process.wait()
+        try:
+            code = None if self.process is None else self.process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            self.kill("its process closed its pipe and was killed")
+            return "its process closed its pipe and was killed"
         if code is not None and code < 0:
             return f"its process was killed by {signal.Signals(-code).name}"
         return f"its process exited with code {code}"

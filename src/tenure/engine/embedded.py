@@ -9,27 +9,26 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
-from tenure.config import Settings
+import msgspec
+
 from tenure.engine.board import Board, board_path
+from tenure.engine.child import hello_of
 from tenure.engine.crew import SLOTS, Child
+from tenure.engine.desk import Desk, Employer
 from tenure.engine.executor import Executor
 from tenure.engine.plan import Plan, Summary, parse_queues
 from tenure.engine.supervisor import Supervisor
 from tenure.engine.wire import Cancel, Report, Run, Stop, ToChild
 from tenure.store import Store
-from tenure.task import Task
 from tenure.wakeup import Wakeup
 
 
-class Embeddable(Protocol):
+class Embeddable(Employer, Protocol):
     """What an embedded worker needs of an app."""
-
-    settings: Settings
-    tasks: dict[str, Task[..., Any]]
 
     @property
     def store(self) -> Store: ...
@@ -42,23 +41,26 @@ class _Local:
 
     def __init__(
         self,
-        tasks: Mapping[str, Task[..., Any]],
+        app: Embeddable,
         child: Child,
         report: Callable[[Report], None],
     ) -> None:
         self._loop = asyncio.new_event_loop()
-        self._executor = Executor(tasks, child.board, child.concurrency, report)
+        self._executor = Executor(Desk(app), child.board, child.concurrency, report)
         self._thread = threading.Thread(target=self._serve, name="tenure-executor", daemon=True)
         self._thread.start()
 
     def send(self, message: ToChild) -> None:
         match message:
-            case Run(jobs=jobs):
-                self._loop.call_soon_threadsafe(self._executor.assign, jobs)
+            case Run():
+                self._loop.call_soon_threadsafe(self._executor.assign, message)
             case Cancel():
                 self._loop.call_soon_threadsafe(self._executor.cancel, message)
             case Stop():
                 self._loop.call_soon_threadsafe(self._executor.stop)
+
+    def end_reading(self) -> None:
+        """Nothing is read: reports come as calls."""
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -88,12 +90,15 @@ def _supervisor(
     for task in app.tasks.values():
         task.signature  # noqa: B018  a bad signature is said now, not at the first job
     app.store.migrate()
+    app.store.queue_names()  # keeps a connection open, and so the log the wake-up watches
     wakeup = app.open_wakeup()
     supervisor = Supervisor(app.store, settings, wakeup, plan)
-    supervisor.enlist(frozenset(app.tasks))
+    # No processes to give here: a task that asks for one runs in a thread.
+    supervisor.learn(msgspec.structs.replace(hello_of(app), alone=[]))
+    supervisor.enlist()
     board = Board(board_path(supervisor.worker_id, 1), SLOTS, create=True)
     child = Child(1, board, plan.concurrency, solo=False)
-    child.channel = _Local(app.tasks, child, lambda report: supervisor.on_message(child, report))
+    child.channel = _Local(app, child, lambda report: supervisor.on_message(child, report))
     child.ready = True
     return supervisor, child, wakeup
 

@@ -1,89 +1,51 @@
 """Step 6 of the walk: run claimed jobs and say how each ended.
 
 One executor lives in each child (or, embedded, in a thread of the program): an asyncio loop for
-`async def` handlers, threads for `def` ones. It never touches the store. A run is five calls in a
-row: unpack the arguments, call, wait, judge, report.
+`async def` handlers, threads for `def` ones. A run is five calls in a row: unpack the arguments,
+call, wait, judge (all in `run.py`), report.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
 
-from tenure import context, outcome, payload, policy
+from tenure import outcome
+from tenure.context import Lifecycle
 from tenure.engine.board import Board
-from tenure.engine.wire import Assignment, Cancel, Report
-from tenure.errors import JobCancelled, LeaseLost, PayloadError
-from tenure.job import Actor, ClaimedJob
-from tenure.task import Task
+from tenure.engine.desk import Desk
+from tenure.engine.run import JobRun, acting_as, call, judge_error, judge_value, why_stopped
+from tenure.engine.wire import Assignment, Cancel, Report, Run
 
 TICK = 0.05  # how often time-outs and progress are looked at, while anything runs
 STOP_GRACE = 1.0  # after its time-out a handler has this long to end by itself
 PROGRESS_EVERY = 0.25
 
-Thunk = Callable[[], None]
-
-
-class JobRun:
-    """One assignment on its way through the executor."""
-
-    __slots__ = (
-        "begun",
-        "cancel_reason",
-        "deadline",
-        "done",
-        "job",
-        "lost",
-        "progress",
-        "progress_due",
-        "slot",
-        "task",
-        "timed_out",
-        "waiter",
-    )
-
-    def __init__(self, assignment: Assignment, task: Task[..., Any]) -> None:
-        self.job: ClaimedJob = assignment.job
-        self.slot = assignment.slot
-        self.task = task
-        self.begun = 0.0
-        self.deadline = 0.0
-        self.cancel_reason: str | None = None
-        self.lost = False
-        self.timed_out = False
-        self.done = False
-        self.progress: str | None = None
-        self.progress_due = 0.0
-        self.waiter: asyncio.Task[None] | None = None  # None for a thread's run
-
-    def report(self, progress: dict[str, Any]) -> None:
-        self.progress = payload.encode(progress, what="progress", max_bytes=8192)
-
 
 class Executor:
     def __init__(
         self,
-        tasks: Mapping[str, Task[..., Any]],
+        desk: Desk,
         board: Board,
         concurrency: int,
         send: Callable[[Report], None],
     ) -> None:
-        self._tasks = tasks
+        self._desk = desk
+        self._tasks = desk.tasks
         self._board = board
         self._concurrency = concurrency
         self._send = send
         self._backlog: deque[Assignment] = deque()
         self._running: dict[str, JobRun] = {}
         self._ended: list[outcome.Ended] = []
+        self._said: list[tuple[str, int, str]] = []  # last words on progress of what has ended
         self._threads = _Threads(self._run_in_thread)
         self._from_threads: deque[tuple[JobRun, outcome.Outcome]] = deque()
+        self._collecting = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._flushing = False
         self._ticking = False
@@ -92,15 +54,20 @@ class Executor:
         self.idle = asyncio.Event()  # set when stopping and nothing runs any more
 
     # -- orders from the supervisor, on the loop's thread ------------------------------------
-    def assign(self, jobs: list[Assignment]) -> None:
-        self._backlog.extend(jobs)
-        self._start_next()
+    def assign(self, order: Run) -> None:
+        self._desk.worker = order.worker
+        self._backlog.extend(order.jobs)
+        if self._stopping:
+            self.stop()  # they crossed with the order to stop
+        else:
+            self._start_next()
 
     def cancel(self, order: Cancel) -> None:
         for job_id, reason in order.ids.items():
             run = self._running.get(job_id)
             if run is not None:
                 run.cancel_reason, run.lost = reason, reason is None
+                run.cancel_by = time.monotonic() + self._desk.cancel_grace
                 if run.waiter is not None:
                     run.waiter.cancel()
             else:
@@ -133,7 +100,7 @@ class Executor:
                 gone = outcome.Released("its type is not known here", delay=10.0)
                 self._finish_unstarted(assignment, gone)
                 continue
-            self._start(JobRun(assignment, task))
+            self._start(JobRun(assignment, task, self._desk))
         if self._running and not self._ticking:
             self._ticking = True
             self._loop.call_later(TICK, self._tick)
@@ -151,28 +118,39 @@ class Executor:
 
     async def _run_async(self, run: JobRun) -> None:
         try:
-            with _acting_as(run.job):
-                value = await _call(run)
+            with acting_as(run.job):
+                self._announce_start(run)
+                value = await call(run)
             ended = judge_value(value, run)
         except asyncio.CancelledError:
-            ended = judge_error(_why_stopped(run), run)
+            ended = judge_error(why_stopped(run), run)
         except BaseException as error:
             ended = judge_error(error, run)
+        if run.done:
+            self._stuck -= 1  # it was given up long ago, and has ended after all
+            return
+        self._announce_end(run, ended)
         self._finish(run, ended)
 
     def _run_in_thread(self, run: JobRun) -> None:
         try:
-            with _acting_as(run.job):
-                value = _call(run)
+            with acting_as(run.job):
+                self._announce_start(run)
+                value = call(run)
             ended = judge_value(value, run)
         except BaseException as error:
             ended = judge_error(error, run)
+        if not run.done:
+            self._announce_end(run, ended)
         self._from_threads.append((run, ended))
         assert self._loop is not None  # noqa: S101  it started this run
-        if len(self._from_threads) == 1:
+        # A flag, not the queue's length: two threads may both see two entries.
+        if not self._collecting:
+            self._collecting = True
             self._loop.call_soon_threadsafe(self._collect)
 
     def _collect(self) -> None:
+        self._collecting = False  # before the queue is emptied: later entries ask again
         while self._from_threads:
             run, ended = self._from_threads.popleft()
             if run.done:  # its time-out was reported long ago; the thread is usable again
@@ -180,14 +158,38 @@ class Executor:
             else:
                 self._finish(run, ended)
 
+    # -- hooks --------------------------------------------------------------------------------
+    def _announce_start(self, run: JobRun) -> None:
+        if self._desk.hooked("start"):
+            self._desk.tell(Lifecycle("start", run.job))
+
+    def _announce_end(self, run: JobRun, how: outcome.Outcome) -> None:
+        match how:
+            case outcome.Completed(result=result):
+                self._tell("complete", run, result=result)
+            case outcome.Retried(failure=why):
+                self._tell("failed", run, error=why.message)
+            case outcome.Failed(failure=why) | outcome.Dead(failure=why):
+                self._tell("failed", run, error=why.message)
+                self._tell("final_failure", run, error=why.message)
+
+    def _tell(
+        self, kind: str, run: JobRun, *, result: str | None = None, error: str | None = None
+    ) -> None:
+        if self._desk.hooked(kind):
+            self._desk.tell(Lifecycle.ended(kind, run.job, result, error))
+
     # -- ending -------------------------------------------------------------------------------
     def _finish(self, run: JobRun, how: outcome.Outcome) -> None:
         run.done = True
         self._board.end(run.slot)
-        del self._running[run.job.id]
-        if not run.lost:
-            lasted = int((time.monotonic() - run.begun) * 1000)
-            self._ended.append(outcome.Ended(run.job.id, run.job.lease_no, lasted, how))
+        if self._running.get(run.job.id) is run:  # or a later lease of the same job runs here
+            del self._running[run.job.id]
+        if run.lost:
+            how = outcome.Released("its lease was lost")  # the store refuses it; our slot is free
+        elif run.progress is not None and not run.settled:
+            self._said.append((run.job.id, run.job.lease_no, run.progress))
+        self._ended.append(outcome.Ended(run.job.id, run.job.lease_no, run.lasted_ms(), how))
         self._soon_flush()
         if self._stopping:
             self._when_idle()
@@ -214,7 +216,8 @@ class Executor:
         self._flushing = False
         if self._ended:
             ended, self._ended = self._ended, []
-            self._send(Report(ended, [], self._stuck))
+            said, self._said = self._said, []
+            self._send(Report(ended, said, self._stuck))
 
     # -- time ---------------------------------------------------------------------------------
     def _tick(self) -> None:
@@ -224,7 +227,7 @@ class Executor:
             if run.progress is not None and now >= run.progress_due:
                 progress.append((run.job.id, run.job.lease_no, run.progress))
                 run.progress, run.progress_due = None, now + PROGRESS_EVERY
-            if now >= run.deadline:
+            if now >= run.deadline or now >= run.cancel_by:
                 self._overrun(run, now)
         if progress:
             self._send(Report([], progress, self._stuck))
@@ -234,16 +237,19 @@ class Executor:
             self._loop.call_later(TICK, self._tick)
 
     def _overrun(self, run: JobRun, now: float) -> None:
-        """First ask: cancel the task, set the token. A thread that does not listen is given up
-        and its outcome said for it; a loop that does not listen is the supervisor's to kill."""
-        if not run.timed_out:
+        """First ask: cancel the task, set the token. Who does not listen, to a time-out or to a
+        cancellation, is given up and its outcome said for it; the child is then replaced. A loop
+        that is blocked cannot even do this: that child is the supervisor's to kill."""
+        if now >= run.deadline and not run.timed_out:
             run.timed_out = True
             run.cancel_reason = run.cancel_reason or "timed out"
             if run.waiter is not None:
                 run.waiter.cancel()
-        elif run.waiter is None and now >= run.deadline + STOP_GRACE:
+        elif now >= min(run.deadline + STOP_GRACE, run.cancel_by):
             self._stuck += 1
-            self._finish(run, judge_error(_why_stopped(run), run))
+            how = judge_error(why_stopped(run), run)
+            self._announce_end(run, how)
+            self._finish(run, how)
 
 
 class _Threads:
@@ -271,81 +277,3 @@ class _Threads:
             self._work(run)
             with self._lock:
                 self._free += 1
-
-
-def _call(run: JobRun) -> Any:
-    signature = run.task.signature
-    return signature.call(
-        run.task.function, context.Context(run), signature.unpack(run.job.payload)
-    )
-
-
-def _acting_as(job: ClaimedJob) -> Any:
-    """What a handler enqueues carries its own job's org, actor and request."""
-    return context.acting_exactly(
-        context.Acting(
-            job.org,
-            job.project,
-            Actor(job.actor_type, job.actor_id),
-            job.request_id,
-            job.correlation_id,
-            job.traceparent,
-        )
-    )
-
-
-def _why_stopped(run: JobRun) -> BaseException:
-    if run.timed_out:
-        return TimeoutError(f"still running after its time-out of {run.job.timeout_ms / 1000:g} s")
-    if run.lost:
-        return LeaseLost("the lease was taken away")
-    if run.cancel_reason is not None:
-        return JobCancelled(run.cancel_reason)
-    return asyncio.CancelledError("the handler was cancelled from within")
-
-
-def judge_value(value: Any, run: JobRun) -> outcome.Outcome:
-    """A returned value as an outcome."""
-    if value is None:
-        return outcome.Completed(None)
-    if isinstance(value, context.Snooze):
-        return outcome.Snoozed(policy.delay_seconds(value.seconds))
-    if isinstance(value, context.Cancel):
-        return outcome.Cancelled(value.reason)
-    if isinstance(value, context.Fail):
-        return outcome.Failed(outcome.Failure(value.reason, value.code))
-    try:
-        return outcome.Completed(run.task.pack_result(value))
-    except PayloadError as error:
-        message = f"the job ran, but its result cannot be stored: {error}"
-        return outcome.Failed(outcome.Failure(message, "RESULT_ERROR"))
-
-
-def judge_error(error: BaseException, run: JobRun) -> outcome.Outcome:
-    """A raised exception as an outcome, by the task's policy."""
-    if isinstance(error, JobCancelled) and not run.timed_out:
-        return outcome.Cancelled(str(error))
-    if isinstance(error, JobCancelled):
-        error = _why_stopped(run)
-    failure = describe(error)
-    verdict = run.task.settings.retry.verdict(error, run.job.attempts, run.job.max_attempts)
-    if verdict == "failed":
-        return outcome.Failed(failure)
-    if verdict == "dead":
-        return outcome.Dead(failure)
-    return outcome.Retried(verdict, failure)
-
-
-def describe(error: BaseException) -> outcome.Failure:
-    """What may be stored of an exception: its type and text, its code, and where it was raised."""
-    name = type(error).__name__
-    text = str(error).replace("\x00", "")[:2000].encode("utf-8", "replace").decode()
-    code = getattr(error, "code", None)
-    frames = traceback.extract_tb(error.__traceback__)
-    at = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
-    default = "TIMEOUT" if isinstance(error, TimeoutError) else name
-    return outcome.Failure(
-        f"{name}: {text}" if text else name,
-        str(code)[:100] if isinstance(code, (str, int)) else default,
-        f"{name} at {at}" if at else name,
-    )

@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 
 from tenure.errors import StoreBusy, StoreError
-from tenure.outcome import Ended
+from tenure.outcome import Completed, Ended
 from tenure.store import Accepted, Store
 
 log = logging.getLogger("tenure.worker")
@@ -67,6 +67,10 @@ class Finisher:
         return [report[0] for report, ok in zip(reports, kept, strict=True) if not ok]
 
     def _write_ended(self, worker: int, ended: list[Ended]) -> list[str]:
+        settled = [end for end in ended if _settled(end)]
+        self.counts["completed"] += len(settled)
+        if settled:
+            ended = [end for end in ended if not _settled(end)]
         if self._failures < ALONE_AFTER:
             verdicts = self._store.finish(worker, ended)
         else:
@@ -89,3 +93,8 @@ class Finisher:
             log.exception("the outcome of job %s cannot be stored; it is kept", end.id)
             self.add([end], [])
             return "repeated"
+
+
+def _settled(end: Ended) -> bool:
+    """Its own transaction has written this finish: there is nothing left to write."""
+    return isinstance(end.outcome, Completed) and end.outcome.settled

@@ -68,9 +68,11 @@ def run_fleet(
     store = open_store(settings)
     try:
         store.migrate()
+        store.queue_names()  # keeps a connection open, and so the log the wake-up watches
         wakeup = open_wakeup(settings, store)
         supervisor = Supervisor(store, settings, wakeup, plan)
-        supervisor.enlist(frozenset(hello.types), worker_id)
+        supervisor.learn(hello)
+        supervisor.enlist(worker_id)
         crew.on_message, crew.on_end = supervisor.on_message, supervisor.on_end
         crew.worker_id = lambda: supervisor.worker_id
         while not mail.empty():  # it died between its hello and now

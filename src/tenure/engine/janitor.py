@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 
 from tenure.config import Settings
 from tenure.engine import host
 from tenure.engine.board import remove_boards, started_in
 from tenure.errors import StoreError
+from tenure.policy import Keep
 from tenure.store import Prune, Store, WorkerInfo
 
 log = logging.getLogger("tenure.worker")
@@ -30,6 +32,7 @@ class Janitor:
         self._wrote = time.monotonic()
         self._pruned = time.monotonic()
         self.rescued = 0
+        self.keep: Mapping[str, Keep] = {}
 
     def wrote(self, began: float) -> None:
         """Our own renewal, begun then, has just succeeded: evidence that writing is possible."""
@@ -87,6 +90,10 @@ class Janitor:
         )  # fmt: skip
         return done.requeued
 
+    def settle(self) -> int:
+        """Waiting jobs whose needs have ended unseen."""
+        return self._store.settle_dependants()
+
     def prune_when_due(self) -> None:
         if time.monotonic() - self._pruned < PRUNE_EVERY:
             return
@@ -95,6 +102,7 @@ class Janitor:
             completed=self._settings.keep_completed_seconds,
             dead=self._settings.keep_dead_seconds,
             events=self._settings.keep_events_seconds,
+            tasks={name: own for name, own in self.keep.items() if own != Keep()},
         )
         try:
             while any(count >= keep.batch for count in self._store.prune(keep).values()):

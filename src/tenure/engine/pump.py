@@ -36,7 +36,7 @@ class Pump:
         wakeup: Wakeup,
         plan: Plan,
         roster: Roster,
-        on_suspects: Callable[[], None],
+        on_alone: Callable[[], None],
         on_done: Callable[[], None],
     ) -> None:
         self._store = store
@@ -44,7 +44,7 @@ class Pump:
         self._wakeup = wakeup
         self._plan = plan
         self._roster = roster
-        self._on_suspects = on_suspects
+        self._on_alone = on_alone
         self._on_done = on_done  # drained, or max_jobs reached
         self._poked = threading.Event()
         self._credit: dict[str, float] = {}
@@ -52,6 +52,7 @@ class Pump:
         self._handed = 0
         self._failures = 0
         self.types: frozenset[str] = frozenset()
+        self.alone: frozenset[str] = frozenset()
         self.finisher = Finisher(store)
         self.claiming = True
         self.drained = False
@@ -89,18 +90,24 @@ class Pump:
             free = min(free, self._plan.max_jobs - self._handed)
             if self._handed >= self._plan.max_jobs:
                 self._stop_claiming()
-        # With many suspects waiting, more would only wait here, out of other workers' reach.
-        most_waiting = 0 if self._roster.embedded else 2 * self._plan.solos
-        if free <= 0 or len(self._roster.suspects) > most_waiting:
+        if free <= 0 or self._enough_alone():
             return 0
         jobs = self._claim(free)
         self._handed += len(jobs)
-        suspects = [job for job in jobs if job.crashes > 0]
-        if suspects:
-            self._roster.suspects.extend(suspects)
-            self._on_suspects()
-        self._hand_out([job for job in jobs if job.crashes == 0], rooms)
+        together = [job for job in jobs if not self._runs_alone(job)]
+        if len(together) < len(jobs):
+            self._roster.alone.extend(job for job in jobs if self._runs_alone(job))
+            self._on_alone()
+        self._hand_out(together, rooms)
         return len(jobs)
+
+    def _runs_alone(self, job: ClaimedJob) -> bool:
+        """Suspects, and tasks that asked for a process of their own."""
+        return job.crashes > 0 or job.type in self.alone
+
+    def _enough_alone(self) -> bool:
+        """With many of them waiting, more would only wait here, out of other workers' reach."""
+        return len(self._roster.alone) > (0 if self._roster.embedded else 2 * self._plan.solos)
 
     def _claim(self, free: int) -> list[ClaimedJob]:
         """Turns between queues by weight first; then what they left, to whoever has more."""
@@ -150,7 +157,7 @@ class Pump:
             count = -(-len(jobs) * room // left) if left else 0
             left -= room
             batch, jobs = jobs[:count], jobs[count:]
-            if batch and not child.hand(batch):
+            if batch and not child.hand(batch, self._roster.worker):
                 for job in batch:
                     self.end(job, outcome.Released("its process ended before it started"))
 
@@ -171,9 +178,9 @@ class Pump:
         """Until the next look: never later than the next due job."""
         healthy = self._wakeup.healthy()
         poll = self._settings.hint_poll_interval_ms if healthy else self._settings.poll_interval_ms
-        if not any(self._roster.rooms().values()):
+        if not any(self._roster.rooms().values()) or self._enough_alone():
             return poll / 1000  # whatever ends pokes us
-        due = self._store.next_due(list(self._caps()))
+        due = self._store.next_due([name for name, cap in self._caps().items() if cap])
         return (poll if due is None else min(poll, max(due, 1))) / 1000
 
     def _check_drained(self) -> None:

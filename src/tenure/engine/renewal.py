@@ -56,9 +56,9 @@ class Renewal:
             self._give_back_unknown(renewal.leases)
 
     def pass_on(self, cancels: Mapping[str, str]) -> None:
-        """Cancel requests, each once."""
-        self._roster.cancel({id: why for id, why in cancels.items() if id not in self._asked})
-        self._asked = set(cancels)
+        """Cancel requests, each once; one whose job no child has yet comes again."""
+        fresh = {id: why for id, why in cancels.items() if id not in self._asked}
+        self._asked = (self._asked & cancels.keys()) | self._roster.cancel(fresh)
 
     def _give_back_unknown(self, leases: Mapping[str, int]) -> None:
         """A claim whose reply was lost left leases nobody here knows of. Seen twice in a row,

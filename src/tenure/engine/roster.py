@@ -1,4 +1,4 @@
-"""The roster: a worker's children and its suspects, as its threads share them.
+"""The roster: a worker's children, and the jobs that wait to run alone.
 
 The list of children is replaced, never changed, so that any thread may walk it.
 """
@@ -17,7 +17,8 @@ class Roster:
         self.worker = 0  # the store's number for us
         self.worker_id = ""
         self.children: list[Child] = []
-        self.suspects: deque[ClaimedJob] = deque()  # claimed, to run alone, not yet handed out
+        self.alone: deque[ClaimedJob] = deque()  # claimed, to run alone, not yet handed out
+        self.burying = False  # a dead child's jobs are on their way to the finisher
 
     def add(self, child: Child) -> None:
         self.children = [*self.children, child]
@@ -32,10 +33,11 @@ class Roster:
         return first if first is not None and first.process is None else None
 
     def holding(self) -> bool:
-        return bool(self.suspects) or any(child.holds for child in self.children)
+        held = bool(self.alone) or any(child.holds for child in self.children)
+        return held or self.burying
 
     def held(self) -> set[str]:
-        known = {job.id for job in list(self.suspects)}
+        known = {job.id for job in list(self.alone)}
         for child in self.children:
             known.update(child.holds)
         return known
@@ -50,19 +52,23 @@ class Roster:
     def rooms(self) -> dict[Child, int]:
         return {child: child.room() for child in self.children if not child.solo}
 
-    def cancel(self, reasons: Mapping[str, str]) -> None:
-        """Pass cancel requests on to whoever runs the jobs."""
+    def cancel(self, reasons: Mapping[str, str]) -> set[str]:
+        """Pass cancel requests on to whoever runs the jobs; the ids somebody runs."""
+        passed: set[str] = set()
         for child in self.children:
             ours: dict[str, str | None] = {
                 id: reason for id, reason in reasons.items() if id in child.holds
             }
             if ours:
                 child.cancel(ours)
+                passed |= ours.keys()
+        return passed
 
     def drop(self, ids: Iterable[str]) -> None:
         """Their leases are gone: stop them, their outcomes are void."""
         for child in self.children:
-            lost: dict[str, str | None] = dict.fromkeys(id for id in ids if id in child.holds)
+            held = child.holds
+            lost = [(id, held[id][0].lease_no) for id in ids if id in held]
             if lost:
-                child.cancel(lost)
-                child.ended(list(lost))
+                child.cancel(dict.fromkeys(id for id, _lease_no in lost))
+                child.ended(lost)

@@ -38,10 +38,14 @@ from tenure.wakeup import Wakeup
 
 log = logging.getLogger("tenure.worker")
 
+AGAIN_FIRST, AGAIN_LAST = 0.002, 0.5
 LOOK_EVERY = 1.0
 BUSY_LOOK_EVERY = 0.25  # time-outs are looked at this often while anything runs
 HARD_GRACE = 1.5  # past its time-out plus this, a silent child is killed
 RESTART_PAUSE = 1.0  # a child that dies before its hello is not restarted at once
+
+
+CANCELLED = outcome.Cancelled("cancelled; its process had to be killed")
 
 
 class Starter(Protocol):
@@ -65,7 +69,7 @@ class Supervisor:
             wakeup,
             plan,
             self._roster,
-            on_suspects=lambda: self._events.put(("tick", None)),
+            on_alone=lambda: self._events.put(("tick", None)),
             on_done=self.stop,
         )
         self._renewal = Renewal(
@@ -85,9 +89,14 @@ class Supervisor:
     def worker_id(self) -> str:
         return self._roster.worker_id
 
-    def enlist(self, types: frozenset[str], id: str | None = None) -> None:
+    def learn(self, hello: Hello) -> None:
+        """What the app is, as its first child tells it."""
+        self._pump.types = frozenset(hello.types)
+        self._pump.alone = frozenset(hello.alone)
+        self._janitor.keep = hello.keep
+
+    def enlist(self, id: str | None = None) -> None:
         """Become a worker: a new row, a new number, never used before."""
-        self._pump.types = types
         plan = self._plan
         info = host.identify(
             id or host.new_worker_id(),
@@ -95,7 +104,7 @@ class Supervisor:
             {
                 "name": plan.name,
                 "queues": None if plan.queues is None else sorted(plan.queues),
-                "types": sorted(types),
+                "types": sorted(self._pump.types),
                 "concurrency": plan.concurrency,
                 "processes": plan.processes,
             },
@@ -108,6 +117,7 @@ class Supervisor:
         """Work until drained or stopped; `first` are children that have said hello."""
         self._start = start
         for child in first:
+            child.cancel_grace = self._settings.cancel_grace_seconds
             self._roster.add(child)
         threads = [
             threading.Thread(target=self._guard, args=(loop,), name=f"tenure-{name}", daemon=True)
@@ -161,9 +171,11 @@ class Supervisor:
                 child.stop()
         elif kind == "failed":
             raise value
+        for child in self._roster.children:
+            child.hang_up_if_dead()
         self._kill_overdue()
         self._replace_stuck()
-        self._run_suspects()
+        self._run_alone()
         if self._stopping and time.monotonic() >= self._stop_by:
             self._give_up_waiting()
 
@@ -174,20 +186,26 @@ class Supervisor:
         """A new child; with a job, one that runs it alone."""
         solo = job is not None
         child = self._start(1 if solo else self._plan.concurrency, solo=solo)
+        child.cancel_grace = self._settings.cancel_grace_seconds
         if job is not None:
-            child.hand([job])  # waits in the pipe until the child is ready for it
+            child.hand(
+                [job], self._roster.worker
+            )  # waits in the pipe until the child is ready for it
         self._roster.add(child)
 
     def _bury(self, child: Child) -> None:
         """A process has ended. What had started in it is charged, the rest is given back."""
+        self._roster.burying = True
         self._roster.remove(child)
+        charged = child.killed is None
         how = child.how_it_died()
         for job, started in child.bury():
-            if started and child.killed is None:
+            if started and charged:
                 self._pump.end(job, outcome.Crashed(how, self._settings.crash_limit))
             else:
                 wait = RESTART_PAUSE if child.solo and not child.ready else 0.0
                 self._pump.end(job, outcome.Released(how, wait))
+        self._roster.burying = False
         child.close()
         if self._stopping or child.solo or child.leaving:
             return
@@ -204,10 +222,11 @@ class Supervisor:
                 continue  # nobody can end a thread of an embedded worker; it was asked
             job = child.overdue(now, HARD_GRACE)
             if job is not None:
-                log.warning("job %s does not end after its time-out: killing its process", job.id)
-                child.ended([job.id])
-                child.kill("a neighbour in its process had to be killed after its time-out")
-                self._pump.end(job, self._timed_out(job))
+                log.warning("job %s does not end when told to: killing its process", job.id)
+                child.kill("a neighbour in its process did not end when told to")
+                asked = job.id in child.cancels
+                child.ended([(job.id, job.lease_no)])
+                self._pump.end(job, CANCELLED if asked else self._timed_out(job))
 
     def _timed_out(self, job: ClaimedJob) -> outcome.Outcome:
         """The task's own policy died with the process: the default curve takes its place."""
@@ -227,21 +246,26 @@ class Supervisor:
             if not child.solo and not self._stopping:
                 self._add_child()
 
-    def _run_suspects(self) -> None:
-        """Jobs that were running when a process died run alone, one process each. An embedded
-        worker has no processes to give: there they run when nothing else does, one by one."""
+    def _run_alone(self) -> None:
+        """Tasks with `process=True`, and jobs that were running when a process died: one process
+        each. An embedded worker has none to give: there suspects run when nothing else does."""
         roster = self._roster
         embedded = roster.embedded
-        while roster.suspects:
+        while roster.alone:
+            if self._stopping:
+                self._pump.end(roster.alone[0], outcome.Released("the worker is shutting down"))
+                roster.alone.popleft()
+                continue
             busy = sum(child.solo for child in roster.children)
             if busy >= self._plan.solos or (embedded is not None and embedded.holds):
                 return
-            job = roster.suspects[0]
+            job = roster.alone[0]
             if embedded is None:
                 self._add_child(job)
             else:
-                embedded.hand([job])
-            roster.suspects.popleft()  # only now: it is never nowhere
+                embedded.hand([job], roster.worker)
+            roster.alone.popleft()  # only now: it is never nowhere
+            self._pump.poke()  # there may be room for another
 
     def _give_up_waiting(self) -> None:
         """The grace is over: end what still runs, then give it back, uncharged."""
@@ -253,8 +277,8 @@ class Supervisor:
                 child.cancel(dict.fromkeys(child.holds))
                 for job, _started in child.bury():
                     self._pump.end(job, outcome.Released(why))
-        while self._roster.suspects:
-            self._pump.end(self._roster.suspects.popleft(), outcome.Released(why))
+        while self._roster.alone:
+            self._pump.end(self._roster.alone.popleft(), outcome.Released(why))
 
     def _start_over(self, number: int) -> None:
         """Another worker declared us dead and has our jobs: drop everything, begin anew."""
@@ -262,7 +286,7 @@ class Supervisor:
             return
         log.warning("worker %s was declared dead; starting over under a new id", self.worker_id)
         try:
-            self.enlist(self._pump.types)
+            self.enlist()
         except StoreError as error:
             log.warning("could not register anew, trying again: %s", error)
             return  # the next renewal says it again
@@ -275,7 +299,7 @@ class Supervisor:
                 child.leaving = True
                 child.bury()
                 child.kill("its lease was taken away")
-        self._roster.suspects.clear()
+        self._roster.alone.clear()
         self._pump.finisher.drop()
         for _ in range(replace):
             self._add_child()
@@ -291,12 +315,13 @@ class Supervisor:
     def on_message(self, child: Child, message: FromChild) -> None:
         if isinstance(message, Report):
             child.stuck = message.stuck
-            child.ended([end.id for end in message.ended])
+            # First added, then no longer held: in between nobody may think all is done.
             self._pump.finisher.add(message.ended, message.progress)
+            child.ended([(end.id, end.lease_no) for end in message.ended])
             self._pump.poke()
             if child.solo and message.ended:
                 child.stop()
-            if self._stopping or self._roster.suspects or message.stuck:
+            if self._stopping or self._roster.alone or message.stuck:
                 self._events.put(("tick", None))
         elif isinstance(message, Hello):
             child.ready = True
@@ -314,9 +339,14 @@ class Supervisor:
 
     # -- hints and upkeep ---------------------------------------------------------------------
     def _listen(self, over: threading.Event) -> None:
+        """A hint may come before its commit can be seen (inotify tells of the write, the fsync
+        follows): look at once, then again after 2, 4, 8 ... 256 ms."""
+        again = AGAIN_LAST
         while not over.is_set():
-            if not self._wakeup.wait(60.0):
+            hinted = self._wakeup.wait(again if again < AGAIN_LAST else 60.0)
+            if not hinted and again >= AGAIN_LAST:
                 continue
+            again = AGAIN_FIRST if hinted else again * 2
             self._pump.poke()
             try:
                 self._renewal.pass_on(self._store.cancel_requests(self._roster.worker))
@@ -326,7 +356,7 @@ class Supervisor:
     def _tidy(self, over: threading.Event) -> None:
         while True:
             try:
-                if self._janitor.look(self._roster.worker):
+                if self._janitor.look(self._roster.worker) + self._janitor.settle():
                     self._pump.poke()
                 self._janitor.prune_when_due()
             except StoreError as error:

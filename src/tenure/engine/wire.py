@@ -17,6 +17,7 @@ import msgspec
 
 from tenure.job import ClaimedJob
 from tenure.outcome import Ended
+from tenure.policy import Keep
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -25,6 +26,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     pid: int
     types: list[str]
     environment: dict[str, str]  # the app's settings, as Settings.to_env gives them
+    alone: list[str]  # types that run in a process of their own
+    keep: dict[str, Keep]  # types with a retention of their own
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
@@ -40,6 +43,7 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
 
 class Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
     jobs: list[Assignment]
+    worker: int  # the store's number for us: what a transaction finishes under
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -129,6 +133,14 @@ class Pipe:
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write, name="tenure-pipe", daemon=True)
                 self._writer.start()
+
+    def end_reading(self) -> None:
+        """The child is dead: what it has sent is read, then comes the end of file, even where a
+        process it forked keeps its end of the pipe open."""
+        try:
+            self._socket.shutdown(socket.SHUT_RD)
+        except OSError:
+            return  # the end of file was seen already
 
     def close(self) -> None:
         with self._changed:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, assert_never
 import msgspec
 
 from tenure import outcome
-from tenure.job import Actor, ClaimedJob, Event, Job, moment
+from tenure.errors import JobError
+from tenure.job import Actor, ClaimedJob, Event, Job, NewJob, moment
 
 
 def _decoded(text: str | None) -> Any:
@@ -95,6 +96,20 @@ def in_order(jobs: list[ClaimedJob]) -> list[ClaimedJob]:
         placed.append((job.priority, turn, job.ready_at, job.id, job))
     placed.sort()
     return [entry[-1] for entry in placed]
+
+
+def refuse_circles(jobs: list[NewJob]) -> None:
+    """Jobs already stored cannot wait for new ones, so a circle can only be within a batch."""
+    waiting = {job.id: set(job.after) for job in jobs}
+    while waiting:
+        free = [id for id, needs in waiting.items() if not needs & waiting.keys()]
+        if not free:
+            raise JobError(
+                f"{len(waiting)} jobs of this batch wait for each other in a circle: none of them "
+                "could ever run"
+            )
+        for id in free:
+            del waiting[id]
 
 
 class FinishRow(NamedTuple):

@@ -66,6 +66,22 @@ SELECT :now, 'job.enqueued', value ->> 0, :type, 0, 0, :org, :project, :actor_ty
  WHERE value ->> 4 IS NULL
     OR value ->> 0 = (SELECT job_id FROM tenure_keys WHERE org = :org AND key = value ->> 4);
 
+-- Edges of jobs just inserted; one whose need has completed already is met from the start.
+-- Rows are [job, needs].
+-- name: enqueue_edges
+INSERT INTO tenure_edges (needs, job, met)
+SELECT value ->> 1, value ->> 0,
+       EXISTS (SELECT 1 FROM tenure_history WHERE id = value ->> 1 AND status = 'completed')
+  FROM json_each(:edges) WHERE EXISTS (SELECT 1 FROM tenure_jobs WHERE id = value ->> 0)
+ON CONFLICT DO NOTHING;
+
+-- How many needs are unmet; a job whose last one is met becomes runnable now.
+-- name: count_waits
+UPDATE tenure_jobs
+   SET waits = (SELECT count(*) FROM tenure_edges WHERE job = tenure_jobs.id AND met = 0),
+       ready_at = max(ready_at, :now), updated_at = :now
+ WHERE id IN (SELECT value FROM json_each(:ids)) AND status = 'queued';
+
 -- A call repeated because its reply was lost: which ids are stored already, live or finished?
 -- name: enqueue_stored
 SELECT value FROM json_each(:ids)
@@ -242,6 +258,58 @@ UPDATE tenure_keys
 DELETE FROM tenure_steps WHERE job_id IN
   (SELECT id FROM temp.ended WHERE status IN ('completed', 'cancelled'));
 
+-- name: anything_waits
+SELECT 1 FROM tenure_edges WHERE met = 0 LIMIT 1;
+
+-- What waited for the jobs that have just completed.
+-- name: finish_met
+UPDATE tenure_edges SET met = 1
+ WHERE met = 0 AND needs IN (SELECT id FROM temp.ended WHERE status = 'completed')
+RETURNING job;
+
+-- What cannot run any more because a need has died, and was told to end then.
+-- name: finish_doomed
+SELECT DISTINCT j.id FROM temp.ended e
+ CROSS JOIN tenure_edges d ON d.needs = e.id AND d.met = 0
+ CROSS JOIN tenure_jobs j ON j.id = d.job
+ WHERE e.status IN ('failed', 'dead_letter', 'cancelled')
+   AND j.status = 'queued' AND j.after_failed = 'cancel';
+
+-- The janitor's walk over unmet edges, a bounded page after (:job, :needs): what a finish did not
+-- see. [job, needs, status of the need, what the job does when its need has died]
+-- name: unmet_edges
+SELECT d.job, d.needs,
+       coalesce((SELECT status FROM tenure_jobs WHERE id = d.needs),
+                (SELECT status FROM tenure_history WHERE id = d.needs), 'gone'),
+       (SELECT after_failed FROM tenure_jobs WHERE id = d.job)
+  FROM tenure_edges d
+ WHERE d.met = 0 AND (d.job, d.needs) > (:job, :needs) ORDER BY d.job, d.needs LIMIT :most;
+
+-- name: meet_edges
+UPDATE tenure_edges SET met = 1
+ WHERE met = 0 AND (needs, job) IN (SELECT value ->> 1, value ->> 0 FROM json_each(:edges));
+
+-- name: results
+SELECT d.needs, coalesce(h.status, j.status, 'gone'), h.result
+  FROM tenure_edges d LEFT JOIN tenure_history h ON h.id = d.needs
+                      LEFT JOIN tenure_jobs j ON j.id = d.needs
+ WHERE d.job = :job ORDER BY d.needs;
+
+-- name: steps
+SELECT name, result FROM tenure_steps WHERE job_id = :job;
+
+-- Fenced under the write lock: the job must still be held under this very number.
+-- name: save_step
+INSERT INTO tenure_steps (job_id, name, result, lease_no, at)
+SELECT id, :name, :result, lease_no, :now FROM tenure_jobs
+ WHERE id = :job AND lease_no = :lease_no AND worker IS NOT NULL
+ON CONFLICT (job_id, name) DO UPDATE SET result = excluded.result, lease_no = excluded.lease_no,
+  at = excluded.at;
+
+-- A job that gets on is no poison: a finished step forgets its crashes.
+-- name: forgive_crashes
+UPDATE tenure_jobs SET crashes = 0 WHERE id = :job AND crashes > 0;
+
 -- One upsert per (queue, type, outcome) of the batch, however many jobs it holds.
 -- name: finish_rollups
 INSERT INTO tenure_rollups
@@ -319,6 +387,10 @@ SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.res
        (SELECT json_group_array(needs) FROM tenure_edges WHERE job = j.id)
   FROM tenure_history j
 
+-- One job, by its primary key. A statement of its own: an optional filter would walk the table.
+-- name: job_by_id
+WHERE j.id = :id AND (:org IS NULL OR j.org = :org);
+
 -- The narrowing of a listing, appended to either of the two above; newest first.
 -- name: job_filter
 WHERE (:before IS NULL OR j.id < :before)
@@ -338,8 +410,20 @@ WHERE j.completed_at IS NOT NULL AND j.status = :status
   AND (:queue IS NULL OR j.queue = :queue)
   AND (:org IS NULL OR j.org = :org)
   AND (:key IS NULL OR j.key = :key)
+  AND (:place IS NULL OR j.error_place = :place)
   AND (:ids IS NULL OR j.id IN (SELECT value FROM json_each(:ids)))
 ORDER BY j.id DESC LIMIT :most;
+
+-- Dead jobs by what went wrong: type, error code and the place it was raised.
+-- name: dead_groups
+SELECT j.type, j.status, coalesce(j.error_code, ''), coalesce(j.error_place, ''), count(*),
+       min(j.completed_at), max(j.completed_at), max(j.id), max(j.error)
+  FROM tenure_jobs j INDEXED BY tenure_jobs_dead
+ WHERE j.completed_at IS NOT NULL
+   AND (:type IS NULL OR j.type = :type)
+   AND (:queue IS NULL OR j.queue = :queue)
+   AND (:org IS NULL OR j.org = :org)
+ GROUP BY 1, 2, 3, 4 ORDER BY 5 DESC LIMIT :most;
 
 -- name: events_of_job
 SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.project,
@@ -429,6 +513,13 @@ UPDATE tenure_keys SET status = NULL, expires_at = NULL, error_ref = NULL
  WHERE (org, key, job_id) IN (SELECT org, key, id FROM tenure_jobs
                                WHERE id IN (SELECT value FROM json_each(:ids)));
 
+-- A key that had expired and was pruned is taken again, if nobody else has it by now.
+-- name: replay_lost_keys
+INSERT INTO tenure_keys (org, key, job_id, first_seen_at, last_seen_at, ttl_ms)
+SELECT org, key, id, :now, :now, :key_ttl_ms FROM tenure_jobs
+ WHERE key IS NOT NULL AND id IN (SELECT value FROM json_each(:ids))
+ON CONFLICT DO NOTHING;
+
 -- name: replay_steps
 DELETE FROM tenure_steps WHERE job_id IN (SELECT value FROM json_each(:ids));
 
@@ -463,7 +554,37 @@ DELETE FROM tenure_history WHERE id IN
 DELETE FROM tenure_jobs WHERE id IN
   (SELECT id FROM tenure_jobs
     WHERE completed_at IS NOT NULL AND status IN ('failed', 'dead_letter')
-      AND completed_at < :before LIMIT :most);
+      AND type NOT IN (SELECT value FROM json_each(:types)) AND completed_at < :before LIMIT :most);
+
+-- Keep the last N of a task: everything older goes, a bounded batch at a time.
+-- name: prune_history_last
+DELETE FROM tenure_history WHERE id IN
+  (SELECT id FROM tenure_history WHERE type = :type
+    ORDER BY completed_at DESC LIMIT :most OFFSET :last);
+
+-- name: prune_dead_type
+DELETE FROM tenure_jobs WHERE id IN
+  (SELECT id FROM tenure_jobs
+    WHERE completed_at IS NOT NULL AND status IN ('failed', 'dead_letter')
+      AND type = :type AND completed_at < :before LIMIT :most);
+
+-- name: prune_dead_last
+DELETE FROM tenure_jobs WHERE id IN
+  (SELECT id FROM tenure_jobs
+    WHERE completed_at IS NOT NULL AND status IN ('failed', 'dead_letter') AND type = :type
+    ORDER BY completed_at DESC LIMIT :most OFFSET :last);
+
+-- Steps and edges of jobs that are no more.
+-- name: prune_steps
+DELETE FROM tenure_steps WHERE job_id IN
+  (SELECT DISTINCT job_id FROM tenure_steps s
+    WHERE NOT EXISTS (SELECT 1 FROM tenure_jobs WHERE id = s.job_id) LIMIT :most);
+
+-- name: prune_edges
+DELETE FROM tenure_edges WHERE (needs, job) IN
+  (SELECT needs, job FROM tenure_edges e
+    WHERE NOT EXISTS (SELECT 1 FROM tenure_jobs WHERE id = e.job)
+      AND NOT EXISTS (SELECT 1 FROM tenure_history WHERE id = e.job) LIMIT :most);
 
 -- name: prune_events
 DELETE FROM tenure_events WHERE seq IN

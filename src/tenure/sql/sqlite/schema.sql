@@ -191,10 +191,13 @@ CREATE TABLE tenure_steps (
 CREATE TABLE tenure_edges (
   needs  TEXT NOT NULL,
   job    TEXT NOT NULL,
+  met    INTEGER NOT NULL,                     -- 1 once `needs` has completed
   PRIMARY KEY (needs, job)
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX tenure_edges_job ON tenure_edges (job);
+CREATE INDEX tenure_edges_job ON tenure_edges (job, met);
+-- Whether anything waits at all, and the janitor's walk.
+CREATE INDEX tenure_edges_unmet ON tenure_edges (job, needs) WHERE met = 0;
 
 CREATE TABLE tenure_workers (
   no           INTEGER PRIMARY KEY AUTOINCREMENT,  -- never reused

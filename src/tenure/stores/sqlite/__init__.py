@@ -1,19 +1,21 @@
 """The store contract on one SQLite file. The statements are in `sql/sqlite/queries.sql`.
 
 Every write is one transaction behind the gate of `file.py`; batches go in as one JSON text.
-The parts follow `store.py`: enqueue, leases, reading, operators.
+The parts follow `store.py`: enqueue, claiming, finishing, leases, reading, operators, retention.
 """
 
 from __future__ import annotations
 
 from tenure.store import Finding
 from tenure.stores.sqlite import doctor
-from tenure.stores.sqlite.enqueue import Enqueueing
+from tenure.stores.sqlite.claiming import Claiming
+from tenure.stores.sqlite.leases import Leases
 from tenure.stores.sqlite.operators import Operators
 from tenure.stores.sqlite.reading import Reading
+from tenure.stores.sqlite.retention import Retention
 
 
-class SqliteStore(Enqueueing, Operators, Reading):
+class SqliteStore(Claiming, Leases, Operators, Reading, Retention):
     def migrate(self) -> list[str]:
         return self.file.migrate()
 

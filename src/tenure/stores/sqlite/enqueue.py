@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure import errors
 from tenure.job import NewJob, Receipt
+from tenure.stores.rows import refuse_circles
 from tenure.stores.sqlite.base import SqliteBase, to_json
 
 if TYPE_CHECKING:
@@ -128,12 +129,30 @@ class Enqueueing(SqliteBase):
             if keyed:
                 for sent, owner, status in db.execute(self._sql["enqueue_owners"], parameters):
                     owners[sent] = (owner, status)
+        self._add_edges(db, [job for job in firsts if job.after and job.id not in stored], now)
         receipts = []
         for job in jobs:
             first = repeats.get(job.id, job.id)
             owner, status = owners.get(first, (first, "queued"))
             receipts.append(Receipt(owner, owner != job.id, status))
         return receipts
+
+    def _add_edges(self, db: sqlite3.Connection, jobs: list[NewJob], now: int) -> None:
+        if not jobs:
+            return
+        refuse_circles(jobs)
+        needs = to_json(sorted({needed for job in jobs for needed in job.after}))
+        orgs = {id: org for id, _status, org in db.execute(self._sql["statuses"], {"ids": needs})}
+        for job in jobs:
+            for needed in job.after:
+                if orgs.get(needed) != job.terms.org:  # another org's job is as good as none
+                    raise errors.JobError(
+                        f"a {job.terms.type!r} job is to run after {needed}, but there is no such "
+                        "job: enqueue that one first, or with it in the same batch"
+                    )
+        edges = to_json([(job.id, needed) for job in jobs for needed in job.after])
+        db.execute(self._sql["enqueue_edges"], {"edges": edges})
+        db.execute(self._sql["count_waits"], {"ids": to_json([job.id for job in jobs]), "now": now})
 
 
 def _first_of_each_key(jobs: Sequence[NewJob]) -> tuple[Sequence[NewJob], dict[str, str]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import importlib
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from tenure import errors, sql
+from tenure.stores.sqlite.gate import Connection, GateWaiter, Loan
 
 if TYPE_CHECKING:
     import sqlite3
@@ -37,16 +37,6 @@ def wal_reset_bug(version: tuple[int, ...]) -> bool:
     if version >= (3, 51, 3):
         return False
     return not any(version[:2] == fixed[:2] and version >= fixed for fixed in FIXED_VERSIONS)
-
-
-class Connection:
-    """A database connection and its own handle on the gate (flock belongs to the handle)."""
-
-    __slots__ = ("db", "gate")
-
-    def __init__(self, db: sqlite3.Connection, gate: int) -> None:
-        self.db = db
-        self.gate = gate
 
 
 class SqliteFile:
@@ -106,6 +96,42 @@ class SqliteFile:
             raise self.explain(error) from error
         finally:
             self._idle.append(connection)
+
+    @contextmanager
+    def lend(self, limit: float) -> Iterator[sqlite3.Connection]:
+        """A write transaction for somebody else's SQL, on a connection of its own. It holds the
+        file's only write lock, so after `limit` seconds it is rolled back under their hands."""
+        if not self._ready:
+            self._open_first()
+        connection = self._connect()
+        loan = Loan(connection, limit, self.path)
+        try:
+            self._enter(connection)
+            connection.db.execute("BEGIN IMMEDIATE")
+            loan.start()
+            yield connection.db
+            loan.end()
+            if not connection.db.in_transaction:
+                raise errors.StoreError(
+                    "the transaction was ended inside the block (by a commit or rollback of its "
+                    "own); leave that to the end of the block"
+                )
+            connection.db.execute("COMMIT")
+        except self.module.Error as error:
+            loan.end()
+            raise self.explain(error) from error
+        finally:
+            loan.stop()
+            connection.db.close()  # an open transaction is rolled back
+            os.close(connection.gate)  # and the gate opened
+
+    def shrink(self, pages: int) -> None:
+        """Give free pages back to the file system, a few at a time."""
+        with self.read() as db:
+            free = db.execute("PRAGMA freelist_count").fetchone()[0]
+        if free > pages:
+            with self.write() as db:
+                db.execute(f"PRAGMA incremental_vacuum({pages})").fetchall()
 
     @property
     def ready(self) -> bool:
@@ -180,7 +206,7 @@ class SqliteFile:
             pass
         # flock cannot time out, so a thread of its own waits in it. Waiting in the kernel, not
         # polling, is what makes the gate fair: a poller never hits the gap between two batches.
-        waiter = _GateWaiter(connection.gate)
+        waiter = GateWaiter(connection.gate)
         if not waiter.wait(self.busy_timeout):
             connection.gate = os.open(f"{self.path}-tenure.lock", os.O_RDWR | os.O_CREAT, 0o666)
             raise errors.StoreBusy(
@@ -321,32 +347,6 @@ class SqliteFile:
             f"{self.path} cannot be opened ({error}). Check that the user running this may read "
             f"and write it and its directory {directory}."
         )
-
-
-class _GateWaiter:
-    """Waits in flock on a thread; whoever gives up first decides what a late grant is worth."""
-
-    def __init__(self, gate: int) -> None:
-        self._gate = gate
-        self._state = threading.Lock()
-        self._granted = threading.Event()
-        self._abandoned = False
-        threading.Thread(target=self._run, name="tenure-gate", daemon=True).start()
-
-    def wait(self, timeout: float) -> bool:
-        if self._granted.wait(timeout):
-            return True
-        with self._state:
-            self._abandoned = not self._granted.is_set()
-            return not self._abandoned
-
-    def _run(self) -> None:
-        fcntl.flock(self._gate, fcntl.LOCK_EX)
-        with self._state:
-            if not self._abandoned:
-                self._granted.set()
-                return
-        os.close(self._gate)  # too late: closing the handle gives the lock back
 
 
 def _forget(file: SqliteFile | None) -> None:

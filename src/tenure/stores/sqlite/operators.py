@@ -1,22 +1,22 @@
-"""What operators do to jobs and queues, each act on record; and retention."""
+"""What operators do to jobs and queues, each act on record."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tenure.job import DEAD, Actor
-from tenure.store import Prune
 from tenure.stores.sqlite.base import to_json
-from tenure.stores.sqlite.leases import Leases
+from tenure.stores.sqlite.finishing import Finishing
 
 if TYPE_CHECKING:
     import sqlite3
 
-DAY_MS = 86_400_000
+
+LOST_KEY_TTL_MS = 7 * 86_400_000  # a pruned key's own is forgotten with it
 
 
-class Operators(Leases):
+class Operators(Finishing):
     def cancel(
         self, ids: Sequence[str], *, actor: Actor, reason: str, org: str | None = None
     ) -> dict[str, str]:
@@ -25,7 +25,8 @@ class Operators(Leases):
             parameters = self._operator(actor, reason, "cancelled")
             queued, running = by_status.get("queued", []), by_status.get("in_progress", [])
             if queued:
-                self._withdraw(db, parameters | {"ids": to_json(queued), "kind": "job.cancelled"})
+                self._withdraw(db, queued, "job.cancelled", parameters)
+                self._settle_edges(db, parameters["now"])
                 verdicts.update(dict.fromkeys(queued, "cancelled"))
             if running:
                 parameters |= {"ids": to_json(running), "kind": "job.cancel_requested"}
@@ -48,9 +49,11 @@ class Operators(Leases):
             if dead:
                 parameters = self._operator(actor, "edited" if payload else "", "")
                 parameters |= {"ids": to_json(dead), "kind": "job.replayed", "payload": payload}
+                parameters["key_ttl_ms"] = LOST_KEY_TTL_MS
                 db.execute(self._sql["operator_events"], parameters)
                 db.execute(self._sql["replay"], parameters)
                 db.execute(self._sql["replay_keys"], parameters)
+                db.execute(self._sql["replay_lost_keys"], parameters)
                 if payload is not None:
                     db.execute(self._sql["replay_steps"], parameters)
                 verdicts.update(dict.fromkeys(dead, "queued"))
@@ -64,7 +67,8 @@ class Operators(Leases):
             dead = [id for status in DEAD for id in by_status.get(status, [])]
             if dead:
                 parameters = self._operator(actor, reason, "discarded")
-                self._withdraw(db, parameters | {"ids": to_json(dead), "kind": "job.discarded"})
+                self._withdraw(db, dead, "job.discarded", parameters)
+                self._settle_edges(db, parameters["now"])
                 verdicts.update(dict.fromkeys(dead, "cancelled"))
         return verdicts
 
@@ -79,23 +83,6 @@ class Operators(Leases):
                 verdicts[id] = status
                 by_status.setdefault(status, []).append(id)
         return verdicts, by_status
-
-    def _operator(self, actor: Actor, reason: str, code: str) -> dict[str, Any]:
-        return {
-            "now": self.file.clock(),
-            "actor_type": actor.type,
-            "actor_id": actor.id,
-            "reason": reason,
-            "code": code,
-            "data": to_json({"reason": reason}) if reason else None,
-            "worker": 0,
-        }
-
-    def _withdraw(self, db: sqlite3.Connection, parameters: dict[str, Any]) -> None:
-        db.execute("DELETE FROM temp.ended")
-        db.execute(self._sql["operator_events"], parameters)
-        db.execute(self._sql["operator_end"], parameters)
-        self._leave(db, parameters)
 
     def pause(self, queue: str, *, actor: Actor, reason: str) -> None:
         self._switch(queue, "pause", actor, {"queue": queue, "reason": reason})
@@ -117,37 +104,3 @@ class Operators(Leases):
             }
             db.execute(self._sql[verb], parameters)
             db.execute(self._sql["queue_event"], parameters)
-
-    def prune(self, keep: Prune, *, now_ms: int | None = None) -> Mapping[str, int]:
-        """Several short transactions, so that nobody waits long behind a large clean-up."""
-        now = self._now(now_ms)
-        removed: dict[str, int] = {}
-
-        def sweep(kind: str, statement: str, age: float, **more: object) -> None:
-            with self.file.write() as db:
-                before = now - int(age * 1000)
-                parameters = {"now": now, "before": before, "most": keep.batch, **more}
-                count = db.execute(self._sql[statement], parameters).rowcount
-            removed[kind] = removed.get(kind, 0) + count
-
-        with self.file.read() as db:
-            types = [row[0] for row in db.execute(self._sql["prune_types"]).fetchall()]
-        for type_ in types:
-            sweep("finished", "prune_history", keep.completed, type=type_)
-        sweep("dead", "prune_dead", keep.dead)
-        sweep("events", "prune_events", keep.events)
-        sweep("keys", "prune_keys", 0)
-        sweep("workers", "prune_workers", keep.workers)
-        for fine, coarse, age in (
-            ("minute", "hour", DAY_MS),
-            ("hour", "total", 90 * DAY_MS),
-        ):
-            parameters = {
-                "fine": fine,
-                "coarse": coarse,
-                "before": (now - age) // 3600000 * 3600000,
-            }
-            with self.file.write() as db:
-                db.execute(self._sql["fold_rollups"], parameters)
-                db.execute(self._sql["drop_folded"], parameters)
-        return removed

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 from tenure.job import DEAD, Event, Job
-from tenure.store import Filter, QueueInfo, Rollup
+from tenure.store import DeadGroup, Filter, QueueInfo, Rollup
 from tenure.stores.rows import event_from, job_from
 from tenure.stores.sqlite.base import SqliteBase, to_json
 
 
 class Reading(SqliteBase):
     def get(self, id: str, *, org: str | None = None) -> Job | None:
-        found = self.find(Filter(ids=(id,), org=org), limit=1)
-        return found[0] if found else None
+        with self.file.read() as db:
+            for part in (
+                "job_hot",
+                "job_history",
+            ):  # in this order: jobs move from one to the other
+                statement = f"{self._sql[part]} {self._sql['job_by_id']}"
+                row = db.execute(statement, {"id": id, "org": org}).fetchone()
+                if row is not None:
+                    return job_from(row)
+        return None
 
     def find(self, where: Filter, *, before: str | None = None, limit: int = 100) -> list[Job]:
         parameters = where._asdict() | {
@@ -22,6 +31,12 @@ class Reading(SqliteBase):
             "most": limit,
         }
         rows: list[tuple[Any, ...]] = []
+        if where.place is not None and where.status is None:
+            both = [
+                self.find(where._replace(status=status), before=before, limit=limit)
+                for status in sorted(DEAD)
+            ]
+            return sorted(chain(*both), key=lambda job: job.id, reverse=True)[:limit]
         with self.file.read() as db:
             if where.status not in ("completed", "cancelled"):
                 narrowing = "job_filter_dead" if where.status in DEAD else "job_filter"
@@ -46,6 +61,11 @@ class Reading(SqliteBase):
         parameters = {"job_id": job_id, "org": org, "after": after, "most": limit}
         with self.file.read() as db:
             return [event_from(row) for row in db.execute(self._sql[name], parameters).fetchall()]
+
+    def dead_groups(self, where: Filter, *, limit: int = 100) -> list[DeadGroup]:
+        with self.file.read() as db:
+            rows = db.execute(self._sql["dead_groups"], where._asdict() | {"most": limit})
+            return [DeadGroup._make(row) for row in rows.fetchall()]
 
     def queues(self, *, now_ms: int | None = None) -> list[QueueInfo]:
         now = self._now(now_ms)

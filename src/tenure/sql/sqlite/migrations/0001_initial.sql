@@ -162,10 +162,12 @@ CREATE TABLE tenure_steps (
 CREATE TABLE tenure_edges (
   needs  TEXT NOT NULL,
   job    TEXT NOT NULL,
+  met    INTEGER NOT NULL,
   PRIMARY KEY (needs, job)
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX tenure_edges_job ON tenure_edges (job);
+CREATE INDEX tenure_edges_job ON tenure_edges (job, met);
+CREATE INDEX tenure_edges_unmet ON tenure_edges (job, needs) WHERE met = 0;
 
 CREATE TABLE tenure_workers (
   no           INTEGER PRIMARY KEY AUTOINCREMENT,

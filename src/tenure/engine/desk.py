@@ -1,0 +1,124 @@
+"""A run's desk: what a handler may ask of its app while it runs, and what its app asks of it.
+
+The only way from a handler to the store: steps, results of dependencies, the transaction that
+ends the job. Opened at first use; most handlers never do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from tenure import secrecy
+from tenure.config import Settings
+from tenure.context import Lifecycle
+from tenure.engine.client import Client
+from tenure.errors import LeaseLost, StoreError
+from tenure.job import ClaimedJob
+from tenure.outcome import Completed, Ended
+from tenure.task import Task
+
+log = logging.getLogger("tenure.job")
+
+Hook = Callable[[Lifecycle], Any]
+
+
+class Employer(Protocol):
+    """The part of an app that running a job needs."""
+
+    settings: Settings
+    tasks: dict[str, Task[..., Any]]
+    hooks: dict[str, list[Hook]]
+    secret_provider: Callable[[str], str | None] | None
+
+    @property
+    def client(self) -> Client: ...
+
+
+class Desk:
+    def __init__(self, app: Employer) -> None:
+        self._app = app
+        self.worker = 0  # the store's number for the worker we run under
+        self.tasks: Mapping[str, Task[..., Any]] = app.tasks
+        self.cancel_grace = app.settings.cancel_grace_seconds
+
+    # -- the store ----------------------------------------------------------------------------
+    def steps(self, job: ClaimedJob) -> dict[str, str]:
+        return self._app.client.store.steps(job.id)
+
+    def save_step(self, job: ClaimedJob, name: str, result: str) -> bool:
+        return self._app.client.store.save_step(job.id, job.lease_no, name, result)
+
+    def results(self, job: ClaimedJob) -> dict[str, tuple[str, Any]]:
+        return self._app.client.store.results(job.id)
+
+    @contextmanager
+    def transaction(
+        self, job: ClaimedJob, completed: Callable[[], tuple[Completed, int]]
+    ) -> Iterator[Any]:
+        """The handler's own SQL, its follow-ups and, as the last statement, the fenced finish."""
+        store = self._app.client.store
+        try:
+            with store.transaction(self._app.settings.lease_seconds / 3) as settlement:
+                yield settlement.connection
+                outcome, lasted = completed()
+                end = Ended(job.id, job.lease_no, lasted, outcome)
+                if settlement.finish(self.worker, end) != "accepted":
+                    raise LeaseLost("this run lost its job before its transaction could commit")
+        except StoreError:
+            if not self._committed(job):
+                raise
+
+    def _committed(self, job: ClaimedJob) -> bool:
+        """The reply to a COMMIT may be lost although it happened: (id, lease_no) tells."""
+        found = self._app.client.store.get(job.id)
+        return found is not None and found.status == "completed" and found.lease_no == job.lease_no
+
+    async def in_thread(self, call: Callable[..., Any], *args: Any) -> Any:
+        return await self._app.client.in_thread(call, *args)
+
+    def secret(self, ref: str) -> str:
+        return secrecy.resolve(ref, self._app.secret_provider, os.environ)
+
+    # -- lifecycle hooks ----------------------------------------------------------------------
+    def hooked(self, kind: str) -> bool:
+        return bool(self._app.hooks.get(kind))
+
+    def tell(self, event: Lifecycle) -> None:
+        """A hook that raises is logged and changes nothing."""
+        for hook in self._app.hooks.get(event.kind, ()):
+            try:
+                said = hook(event)
+            except Exception as error:
+                _complain(hook, event.kind, error)
+                continue
+            if inspect.iscoroutine(said):
+                _finish_hook(hook, event.kind, said)
+
+
+def _finish_hook(hook: Hook, kind: str, said: Coroutine[Any, Any, Any]) -> None:
+    """An `async def` hook: on the loop when there is one here, else to its end right now."""
+
+    async def guarded() -> None:
+        try:
+            await said
+        except Exception as error:
+            _complain(hook, kind, error)
+
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(guarded())
+    else:
+        loop.create_task(guarded())  # noqa: RUF006  held by the loop while it runs
+
+
+def _complain(hook: Hook, kind: str, error: Exception) -> None:
+    """Type only: the text may hold payload values."""
+    name = getattr(hook, "__name__", hook)
+    log.error("hook %s for %r raised %s; the job goes on", name, kind, type(error).__name__)

@@ -1,0 +1,208 @@
+"""Step 7 of the walk: end runs behind the fence, with everything that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tenure import outcome
+from tenure.errors import JobError
+from tenure.job import SYSTEM, Actor, NewJob
+from tenure.store import Accepted, Settlement
+from tenure.stores.rows import finish_row
+from tenure.stores.sqlite.base import to_json
+from tenure.stores.sqlite.enqueue import Enqueueing
+
+if TYPE_CHECKING:
+    import sqlite3
+
+EDGES_PER_PASS = 1000
+
+
+class Finishing(Enqueueing):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._walked = ("", "")  # where the janitor's walk over unmet edges stands
+
+    def finish(
+        self, worker: int, ended: Sequence[outcome.Ended], *, now_ms: int | None = None
+    ) -> list[Accepted]:
+        if not ended:
+            return []
+        with self.file.write() as db:
+            return self._finish(db, worker, ended, self._now(now_ms))
+
+    def _finish(
+        self, db: sqlite3.Connection, worker: int, ended: Sequence[outcome.Ended], now: int
+    ) -> list[Accepted]:
+        ended = [self._without_bad_children(db, e) if _children(e) else e for e in ended]
+        rows = to_json([finish_row(end) for end in ended])
+        parameters = {"worker": worker, "rows": rows, "now": now, "audit": self.audit}
+        db.execute("DELETE FROM temp.ended")
+        passed = db.execute(self._sql["finish_fence"], parameters).rowcount
+        if passed == len(ended):
+            verdicts: list[Accepted] = ["accepted"] * len(ended)
+        else:
+            accepted = set(db.execute(self._sql["finish_accepted"]))
+            repeated = set(db.execute(self._sql["finish_repeated"], parameters))
+            verdicts = [_verdict((e.id, e.lease_no), accepted, repeated) for e in ended]
+        if passed:
+            stays = any(not isinstance(end.outcome, outcome.Completed) for end in ended)
+            for end, verdict in zip(ended, verdicts, strict=True):
+                if verdict == "accepted" and _children(end):
+                    self._enqueue(db, _children(end), now, self._queues, False)
+            self._end(db, parameters, stays)
+        return verdicts
+
+    def _without_bad_children(self, db: sqlite3.Connection, end: outcome.Ended) -> outcome.Ended:
+        """A run whose follow-ups cannot be stored has failed; its neighbours in the batch have
+        not. What can be wrong here is only what they wait for."""
+        db.execute("SAVEPOINT children")
+        try:
+            self._enqueue(db, _children(end), 0, self._queues, False)
+        except JobError as error:
+            failure = outcome.Failure(f"its follow-up jobs were refused: {error}", "BAD_CHILDREN")
+            return outcome.Ended(end.id, end.lease_no, end.duration_ms, outcome.Failed(failure))
+        finally:
+            db.execute("ROLLBACK TO children")
+            db.execute("RELEASE children")
+        return end
+
+    def _end(self, db: sqlite3.Connection, parameters: dict[str, Any], stays: bool) -> None:
+        """What stands in `ended` has passed the fence: write its consequences."""
+        db.execute(self._sql["finish_events"], parameters)
+        self._leave(db, parameters)
+        if stays:
+            db.execute(self._sql["finish_stay"], parameters)
+        self._settle_edges(db, parameters["now"])
+
+    def _leave(self, db: sqlite3.Connection, parameters: dict[str, Any]) -> None:
+        db.execute(self._sql["finish_history"], parameters)
+        db.execute(self._sql["finish_leave"])
+        db.execute(self._sql["finish_keys"], parameters)
+        db.execute(self._sql["finish_steps"])
+        db.execute(self._sql["finish_rollups"], parameters)
+
+    # -- whoever waited -----------------------------------------------------------------------
+    def _settle_edges(self, db: sqlite3.Connection, now: int) -> None:
+        """Release what waited for the jobs in `ended` that completed; cancel what was to end
+        with those that died, and then what was to end with these."""
+        while db.execute(self._sql["anything_waits"]).fetchone():
+            released = [row[0] for row in db.execute(self._sql["finish_met"]).fetchall()]
+            if released:
+                db.execute(self._sql["count_waits"], {"ids": to_json(released), "now": now})
+            doomed = [row[0] for row in db.execute(self._sql["finish_doomed"]).fetchall()]
+            if not doomed:
+                return
+            self._withdraw(db, doomed, "job.cancelled", self._doom(now))
+
+    def settle_dependants(self, *, now_ms: int | None = None) -> int:
+        with self.file.read() as db:
+            if db.execute(self._sql["anything_waits"]).fetchone() is None:
+                return 0
+        with self.file.write() as db:
+            now = self._now(now_ms)
+            job, needs = self._walked
+            page = db.execute(
+                self._sql["unmet_edges"], {"job": job, "needs": needs, "most": EDGES_PER_PASS}
+            ).fetchall()
+            self._walked = page[-1][:2] if len(page) == EDGES_PER_PASS else ("", "")
+            met = [row[:2] for row in page if row[2] == "completed"]
+            if met:
+                released = sorted({job for job, _needs in met})
+                db.execute(self._sql["meet_edges"], {"edges": to_json(met)})
+                db.execute(self._sql["count_waits"], {"ids": to_json(released), "now": now})
+            ended = ("failed", "dead_letter", "cancelled", "gone")
+            doomed = sorted({row[0] for row in page if row[2] in ended and row[3] == "cancel"})
+            if doomed:
+                self._withdraw(db, doomed, "job.cancelled", self._doom(now))
+                self._settle_edges(db, now)
+        return len(met) + len(doomed)
+
+    def _doom(self, now: int) -> dict[str, Any]:
+        reason = "a job it was to run after has failed"
+        return self._operator(SYSTEM, reason, "dependency_failed") | {"now": now}
+
+    def _withdraw(
+        self, db: sqlite3.Connection, ids: list[str], kind: str, parameters: dict[str, Any]
+    ) -> None:
+        """Jobs that leave without having run to an end, through the same door as finished ones."""
+        parameters = parameters | {"ids": to_json(ids), "kind": kind}
+        db.execute("DELETE FROM temp.ended")
+        db.execute(self._sql["operator_events"], parameters)
+        db.execute(self._sql["operator_end"], parameters)
+        self._leave(db, parameters)
+
+    def _operator(self, actor: Actor, reason: str, code: str) -> dict[str, Any]:
+        return {
+            "now": self.file.clock(),
+            "actor_type": actor.type,
+            "actor_id": actor.id,
+            "reason": reason,
+            "code": code,
+            "data": to_json({"reason": reason}) if reason else None,
+            "worker": 0,
+        }
+
+    # -- what a running handler writes ----------------------------------------------------------
+    def steps(self, job_id: str) -> dict[str, str]:
+        with self.file.read() as db:
+            return dict(db.execute(self._sql["steps"], {"job": job_id}).fetchall())
+
+    def save_step(
+        self, job_id: str, lease_no: int, name: str, result: str, *, now_ms: int | None = None
+    ) -> bool:
+        with self.file.write() as db:
+            parameters = {
+                "job": job_id,
+                "lease_no": lease_no,
+                "name": name,
+                "result": result,
+                "now": self._now(now_ms),
+            }
+            saved = db.execute(self._sql["save_step"], parameters).rowcount == 1
+            if saved:
+                db.execute(self._sql["forgive_crashes"], parameters)
+        return saved
+
+    def results(self, job_id: str) -> dict[str, tuple[str, Any]]:
+        with self.file.read() as db:
+            rows = db.execute(self._sql["results"], {"job": job_id}).fetchall()
+        return {
+            needs: (status, None if result is None else msgspec.json.decode(result))
+            for needs, status, result in rows
+        }
+
+    @contextmanager
+    def transaction(self, limit: float) -> Iterator[Settlement]:
+        with self.file.lend(limit) as db:
+            yield _Settlement(self, db)
+
+
+class _Settlement:
+    def __init__(self, store: Finishing, connection: sqlite3.Connection) -> None:
+        self._store = store
+        self.connection = connection
+
+    def finish(self, worker: int, end: outcome.Ended) -> Accepted:
+        factory, self.connection.row_factory = self.connection.row_factory, None
+        try:
+            now = self._store.file.clock()
+            return self._store._finish(self.connection, worker, [end], now)[0]
+        finally:
+            self.connection.row_factory = factory
+
+
+def _children(end: outcome.Ended) -> tuple[NewJob, ...]:
+    return end.outcome.children if isinstance(end.outcome, outcome.Completed) else ()
+
+
+def _verdict(
+    run: tuple[str, int], accepted: set[tuple[str, int]], repeated: set[tuple[str, int]]
+) -> Accepted:
+    if run in accepted:
+        return "accepted"
+    return "repeated" if run in repeated else "refused"

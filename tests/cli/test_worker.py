@@ -1,0 +1,107 @@
+"""`tenure worker` as a real process: drain, signals, log lines, the live line of a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import time
+from contextlib import suppress
+
+from .conftest import Cli, Stage
+
+
+def test_a_drain_says_what_it_did_and_left(stage: Stage) -> None:
+    ran = stage.tenure.shop("worker", "--drain")
+
+    assert ran.code == 0
+    assert ran.out.startswith("1 completed in ")
+    assert "left: 2 jobs due later\n" in ran.out
+    assert "INFO    started: jobs from " in ran.err
+    assert stage.status(stage["queued"]) == "completed"
+
+
+def test_a_drain_for_programs(stage: Stage) -> None:
+    ran = stage.tenure.shop("worker", "--burst", "--json", "-Q", "default", "-c", "2", "-p", "1")
+
+    assert (ran.object["completed"], ran.object["failed"]) == (1, 0)
+    assert ran.object["left"]["due later"] == 1
+    assert isinstance(ran.object["seconds"], float)
+    for line in ran.err.splitlines():
+        assert json.loads(line)["logger"] == "tenure.worker"
+
+
+def test_the_log_level_counts(stage: Stage) -> None:
+    assert stage.tenure.shop("worker", "--drain", "-l", "warning").err == ""
+
+
+def test_other_queues_are_left_alone(stage: Stage) -> None:
+    ran = stage.tenure.shop("worker", "--drain", "-Q", "critical")
+
+    assert ran.out.startswith("nothing to do in ")
+    assert "in queues this worker does not serve" in ran.out
+    assert stage.status(stage["queued"]) == "queued"
+
+
+def test_a_wrong_app_or_queue(tenure: Cli) -> None:
+    for args in (["-A", "nowhere", "worker"], ["-A", "shop", "worker", "-Q", "a:b"]):
+        ran = tenure(*args)
+        assert (ran.code, ran.out) == (2, ""), ran.err
+        assert "tenure: " in ran.err
+    assert not (tenure.home / "jobs.db").exists()
+
+
+def test_url_cannot_split_a_worker_from_its_app(stage: Stage) -> None:
+    ran = stage.tenure.shop("worker", "--drain", "--url", "sqlite:///other.db")
+
+    assert ran.code == 2
+    assert "--url cannot move a worker" in ran.err
+
+    (stage.tenure.home / "free.py").write_text("import tenure\napp = tenure.App()\n")
+    ran = stage.tenure("-A", "free", "worker", "--drain", "--url", "sqlite:///other.db")
+    assert ran.code == 0, ran.err
+
+
+def test_sigterm_ends_it_well(stage: Stage) -> None:
+    with stage.tenure.started("-A", "shop", "worker", "-n", "mailer") as working:
+        deadline = time.monotonic() + 20
+        while stage.status(stage["queued"]) != "completed":
+            assert time.monotonic() < deadline, "it never ran the job"
+            time.sleep(0.05)
+        (live,) = stage.tenure.shop("stats", "--json").object["workers"]
+        assert (live["name"], live["live"]) == ("mailer", True)
+        working.send_signal(signal.SIGTERM)
+        out, _ = working.communicate(timeout=20)
+
+    assert working.returncode == 0
+    assert out.startswith("1 completed in ")
+
+
+def test_a_terminal_sees_a_live_line(stage: Stage) -> None:
+    stage.tenure.shop("enqueue", "nap", '{"seconds": 0.7}')
+
+    screen = _on_a_terminal(stage.tenure, "-A", "shop", "worker", "--drain")
+
+    assert "\r\x1b[K0 done · 0 queued · 1 running · 0 jobs/s · 2 later · 2 dead" in screen
+    assert "\r\x1b[K2 completed in " in screen  # the line has gone
+
+
+def test_a_terminal_sees_colours_unless_told_otherwise(stage: Stage) -> None:
+    screen = _on_a_terminal(stage.tenure, "-A", "shop", "jobs")
+    assert "\x1b[31mfailed\x1b[0m" in screen
+    assert "\x1b[" not in _on_a_terminal(stage.tenure, "-A", "shop", "jobs", NO_COLOR="1")
+
+
+def _on_a_terminal(tenure: Cli, *args: str, **environment: str) -> str:
+    ours, theirs = pty.openpty()
+    size = {"TERM": "xterm", "COLUMNS": "120", **environment}
+    with tenure.started(*args, stdout=theirs, stderr=theirs, environment=size) as running:
+        os.close(theirs)
+        seen = b""
+        with suppress(OSError):  # how Linux says that the other side has hung up
+            while chunk := os.read(ours, 4096):
+                seen += chunk
+        running.wait(20)
+    os.close(ours)
+    return seen.decode()

@@ -1,0 +1,117 @@
+"""Eight processes write to one file at once, beside CPU-bound handlers: nobody fails or starves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from .harness import Workshop, environment
+
+JOBS = """
+    @app.task(queue="burn", timeout=600)
+    def burn() -> int:
+        turns = 0
+        while not there("stop"):
+            turns += sum(range(1000))
+        return turns
+
+    @app.task
+    async def small(n: int) -> int:
+        return n
+"""
+
+# One loop of enqueue, claim, finish; each call is timed, any error ends it.
+BUSY = """
+import json, os, sys, time
+import jobs
+from tenure.engine import host
+from tenure.outcome import Completed, Ended
+
+store = jobs.app.store
+worker = store.register(host.identify(host.new_worker_id(), 3600, {}))
+queue = f"q{os.getpid()}"
+task = jobs.small.options(queue=queue)
+print("ready", flush=True)
+sys.stdin.readline()
+end = time.monotonic() + float(sys.argv[1])
+rounds, worst = 0, 0.0
+
+def timed(call, *args, **kwargs):
+    global worst
+    began = time.monotonic()
+    value = call(*args, **kwargs)
+    worst = max(worst, time.monotonic() - began)
+    return value
+
+while time.monotonic() < end:
+    timed(jobs.app.enqueue_many, [task.job(n) for n in range(5)])
+    claim = timed(store.claim, worker, [(queue, 5)], None)
+    ended = [Ended(job.id, job.lease_no, 0, Completed("1")) for job in claim.jobs]
+    verdicts = timed(store.finish, worker, ended)
+    assert verdicts == ["accepted"] * 5, verdicts
+    rounds += 1
+print(json.dumps({"rounds": rounds, "worst": worst}))
+"""
+
+
+def contend(shop: Workshop, seconds: float) -> None:
+    worker = shop.worker(processes=2, concurrency=1, queues="burn")
+    shop.app.enqueue_many([shop.jobs.burn.job() for _ in range(2)])
+    shop.wait_for("in_progress", 2)
+    busy = [
+        subprocess.Popen(
+            [sys.executable, "-c", BUSY, str(seconds)],
+            cwd=shop.place,
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(8)
+    ]
+    try:
+        for process in busy:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        for process in busy:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        said = []
+        for process in busy:
+            out, err = process.communicate(timeout=seconds + 60)
+            assert process.returncode == 0, err
+            said.append(json.loads(out))
+    finally:
+        for process in busy:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    shop.touch("stop")
+    shop.wait_for("completed", sum(one["rounds"] for one in said) * 5 + 2, within=15)
+
+    rounds = sorted(one["rounds"] for one in said)
+    worst = max(one["worst"] for one in said)
+    print(f"\n8 processes, {seconds:g} s: rounds {rounds}, worst wait {worst * 1000:.0f} ms")
+    assert worst <= 1.0
+    assert rounds[0] >= rounds[-1] / 4
+    assert "locked" not in worker.log
+    assert "does not answer" not in worker.log
+    assert worker.stop()["rescued"] == 0
+
+
+def test_eight_processes_for_a_while(workshop: Callable[..., Workshop]) -> None:
+    contend(workshop(JOBS), 8)
+
+
+@pytest.mark.soak
+def test_eight_processes_for_half_a_minute(workshop: Callable[..., Workshop]) -> None:
+    began = time.monotonic()
+    contend(workshop(JOBS), 30)
+    assert time.monotonic() - began >= 30
