@@ -277,11 +277,11 @@ class App:
         verdict = call([ulid], actor=checked_actor(actor), **more)[ulid]
         if verdict == "absent":
             raise JobNotFound(f"there is no job {ulid}")
-        if verdict not in _DONE[verb]:
+        if verdict not in ("done", "requested"):
             raise IllegalTransition(
                 f"job {ulid} is {verdict}: only {_ALLOWED[verb]} jobs can be {verb}{_PAST[verb]}"
             )
-        return verdict
+        return verdict if verdict == "requested" else _BECOMES[verb]
 
     def pause(self, queue: str, *, reason: str = "", actor: tuple[str, str] = SYSTEM) -> None:
         """Nothing of this queue is claimed until `resume`; what runs goes on."""
@@ -351,11 +351,7 @@ class App:
             client.store.close()
 
 
-_DONE = {
-    "cancel": ("cancelled", "requested"),
-    "replay": ("queued",),
-    "discard": ("cancelled",),
-}
+_BECOMES = {"cancel": "cancelled", "replay": "queued", "discard": "cancelled"}
 _ALLOWED = {"cancel": "queued and running", "replay": "dead", "discard": "dead"}
 _PAST = {"cancel": "led", "replay": "ed", "discard": "ed"}
 

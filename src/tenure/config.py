@@ -71,6 +71,8 @@ class Settings:
         "INFO", "DEBUG|INFO|WARNING|ERROR|CRITICAL", "DEBUG, INFO, WARNING, ERROR or CRITICAL"
     )
 
+    log_format: str = _matching("text", "text|json", "'text' or 'json'")
+
     # Names some layer set, also when to the default: a child must not fall back to a lower layer.
     _given: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
 

@@ -79,6 +79,7 @@ class Terms:
     traceparent: str | None = None
     parent: str | None = None
     after_failed: str | None = None
+    remark: str | None = None  # JSON text for the job.enqueued event: what was waived
 
 
 class NewJob(NamedTuple):

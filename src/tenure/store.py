@@ -288,7 +288,7 @@ class Store(Protocol):
         self, ids: Sequence[str], *, actor: Actor, reason: str, org: str | None = None
     ) -> dict[str, str]:
         """queued -> cancelled at once; in_progress -> a request the handler will see.
-        id -> `cancelled`, `requested`, `absent`, or the status that does not allow it."""
+        id -> `done`, `requested`, `absent`, or the status that does not allow it."""
 
     def replay(
         self,
@@ -299,7 +299,7 @@ class Store(Protocol):
         org: str | None = None,
     ) -> dict[str, str]:
         """failed, dead_letter -> queued under the same id, attempts and crashes 0.
-        id -> `queued`, `absent`, or the status that does not allow it."""
+        id -> `done`, `absent`, or the status that does not allow it."""
 
     def discard(
         self, ids: Sequence[str], *, actor: Actor, reason: str, org: str | None = None

@@ -176,6 +176,7 @@ class Task(Generic[P, R]):
             correlation_id=acting.correlation_id,
             traceparent=acting.traceparent,
             after_failed=chosen.after_failed if chosen.after else None,
+            remark='{"allow_secret":true}' if chosen.allow_secret else None,
         )
         self._terms = (acting, terms)
         return terms

@@ -210,7 +210,7 @@ def test_a_cancel_and_a_claim_at_once_have_one_winner(
             assert told == {id: "requested"}
             assert get(store, id).status == "in_progress"
         else:
-            assert told == {id: "cancelled"}
+            assert told == {id: "done"}
             assert get(store, id).status == "cancelled"
 
 

@@ -474,7 +474,7 @@ class StoreMachine(RuleBasedStateMachine):
         if org not in (None, job.org):
             assert told == {id: "absent"}
         elif job.status == "queued":
-            assert told == {id: "cancelled"}
+            assert told == {id: "done"}
             self.ended(job, "cancelled")
             job.last_end = None
         elif job.status == "in_progress":
@@ -502,7 +502,7 @@ class StoreMachine(RuleBasedStateMachine):
         if org not in (None, job.org):
             assert told == {id: "absent"}
         elif job.status in DEAD:
-            assert told == {id: "queued"}
+            assert told == {id: "done"}
             job.move("queued")
             job.attempts = job.crashes = 0
             job.due = self.clock()
@@ -525,7 +525,7 @@ class StoreMachine(RuleBasedStateMachine):
         if org not in (None, job.org):
             assert told == {id: "absent"}
         elif job.status in DEAD:
-            assert told == {id: "cancelled"}
+            assert told == {id: "done"}
             self.ended(job, "cancelled")
             job.last_end = None
             self.not_less(job)

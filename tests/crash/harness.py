@@ -285,7 +285,7 @@ def load_module(path: Path, name: str) -> ModuleType:
     return module
 
 
-# -- processes, as Linux shows them -----------------------------------------------------------------
+# -- processes, as Linux shows them ---------------------------------------------------------------
 def children_of(pid: int) -> list[int]:
     found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):

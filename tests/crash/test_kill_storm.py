@@ -9,6 +9,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,8 @@ JOBS = """
         say("end", ctx.job.id, ctx.attempt, ctx.job.lease_no, os.getpid())
         return n
 """
-AT_ONCE = 10  # per worker: a charged job then runs in a process of its own, which costs 0.2 s
+# Ten at once: a charged job then runs in a process of its own, which costs 0.2 s.
+STORMED: dict[str, Any] = {"concurrency": 10, "queues": "default", "ready": False}
 
 
 def in_flight(shop: Workshop, worker: Worker) -> int:
@@ -43,7 +45,7 @@ def storm(shop: Workshop, total: int, kills: int, dice: random.Random) -> dict[s
     """Kill `kills` times, evenly over the work: a third supervisors alone, else random children.
     A dead supervisor is replaced. How many kills of each kind, and jobs in flight at them."""
     counts = {"supervisors": 0, "children": 0, "in flight": 0}
-    workers = [shop.worker(concurrency=AT_ONCE, ready=False) for _ in range(2)]
+    workers = [shop.worker(**STORMED) for _ in range(2)]
     for number in range(kills):
         goal = total * (number + 1) // (kills + 2)
         eventually(
@@ -58,10 +60,10 @@ def storm(shop: Workshop, total: int, kills: int, dice: random.Random) -> dict[s
             victim.kill()
             counts["supervisors"] += 1
             workers.remove(victim)
-            workers.append(shop.worker(concurrency=AT_ONCE, ready=False))
+            workers.append(shop.worker(**STORMED))
         else:
             pids = eventually(
-                lambda: [(worker, pid) for worker in workers for pid in worker.children()],
+                lambda alive=workers: [(one, pid) for one in alive for pid in one.children()],
                 what="a child to kill",
             )
             parent, pid = dice.choice(pids)

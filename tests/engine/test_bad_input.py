@@ -17,7 +17,7 @@ import tenure
 from crash.harness import environment
 from tenure import payload
 
-UNTIL_TOO_DEEP = payload.MAX_DEPTH + 1
+TOO_DEEP = payload.MAX_DEPTH + 1
 
 
 def deep(levels: int) -> list[Any]:
@@ -71,9 +71,9 @@ BAD: dict[str, tuple[type[Exception], str, Call]] = {
     "lone surrogate": (tenure.PayloadError, "lone surrogate", lambda a, t: t.enqueue("\ud800")),
     "huge integer": (tenure.PayloadError, r"2\*\*53", lambda a, t: t.enqueue("a", 2**63)),
     "too deep": (
-        tenure.PayloadError, "nested deeper than", lambda a, t: t.enqueue("a", deep(UNTIL_TOO_DEEP)),
+        tenure.PayloadError, "nested deeper than", lambda a, t: t.enqueue("a", deep(TOO_DEEP)),
     ),
-    "bad queue": (tenure.ConfigError, "queue name", lambda a, t: t.options(queue="a b").enqueue("a")),
+    "bad queue": (tenure.ConfigError, "queue name", lambda a, t: t.options(queue="a b")),
     "dead-letter queue": (
         tenure.ConfigError, "view of jobs", lambda a, t: t.options(queue="q:deadletter"),
     ),
@@ -85,12 +85,14 @@ BAD: dict[str, tuple[type[Exception], str, Call]] = {
     "delay and at": (
         tenure.ConfigError, "not both", lambda a, t: t.options(delay=1, at=LONG_AGO),
     ),
-    "actor": (tenure.ConfigError, "actor type", lambda a, t: t.options(actor=("x", "1")).enqueue("a")),
+    "actor": (
+        tenure.ConfigError, "actor type", lambda a, t: t.options(actor=("x", "1")).enqueue("a"),
+    ),
     "empty org": (tenure.ConfigError, "org must have", lambda a, t: t.options(org="")),
     "zero time-out": (tenure.ConfigError, "timeout must be", lambda a, t: t.options(timeout=0)),
     "no attempts": (tenure.ConfigError, "attempts", lambda a, t: t.options(max_attempts=0)),
     "conn of another kind": (
-        tenure.ConfigError, "can join a sqlite3.Connection", lambda a, t: t.options(conn=1).enqueue("a"),
+        tenure.ConfigError, "sqlite3.Connection only", lambda a, t: t.options(conn=1).enqueue("a"),
     ),
     "not an id": (tenure.TenureError, "id", lambda a, t: a.get("nonsense")),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""One file, many processes: forks, a first open by all at once, migrations, the worker's signals."""
+"""One file, many processes: forks, a first open by all at once, migrations, signals."""
 
 from __future__ import annotations
 

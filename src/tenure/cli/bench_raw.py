@@ -161,15 +161,15 @@ def _completed(jobs: list[ClaimedJob]) -> list[Any]:
 
 # ------------------------------------------------------------------------------- scale
 
-COLUMNS = """(id, type, status, queue, priority, org, ready_at, max_attempts, timeout_ms, category,
-  actor_type, actor_id, request_id, correlation_id, scheduled_at, created_at, updated_at, payload)"""
-FILL_JOBS = f"""
+FILL_JOBS = """
 WITH RECURSIVE number (n) AS (VALUES (?1) UNION ALL SELECT n + 1 FROM number WHERE n < ?2 - 1)
-INSERT INTO tenure_jobs {COLUMNS}
+INSERT INTO tenure_jobs (id, type, status, queue, priority, org, ready_at, max_attempts, timeout_ms,
+  category, actor_type, actor_id, request_id, correlation_id, scheduled_at, created_at, updated_at,
+  payload)
 SELECT printf('%s%023d', ?3, n), 'nothing', 'queued', 'default', 5, 'default', ?4 + n / 1000,
        5, 300000, 'default', 'system', 'tenure', printf('%s%023d', ?3, n),
-       printf('%s%023d', ?3, n), ?4, ?4, ?4, '{{"data":{{"n":1}}}}' FROM number
-"""  # noqa: S608  our own column list
+       printf('%s%023d', ?3, n), ?4, ?4, ?4, '{"data":{"n":1}}' FROM number
+"""
 FILL_HISTORY = """
 WITH RECURSIVE number (n) AS (VALUES (?1) UNION ALL SELECT n + 1 FROM number WHERE n < ?2 - 1)
 INSERT INTO tenure_history (id, type, status, queue, priority, org, lease_no, worker, attempts,
@@ -207,7 +207,7 @@ def fill(store: SqliteStore, each: int, tell: Tell) -> None:
 def claim_cost(store: Store, most: int) -> Seconds:
     """The median of many claims of `most`; each is given back, untimed, before the next."""
     worker = register(store)
-    taken = [seconds for seconds in _timed_claims(store, worker, most)]
+    taken = list(_timed_claims(store, worker, most))
     store.retire(worker)
     return statistics.median(taken)
 

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from tenure.job import NewJob
 
 SPEC = "tenure.cli.demo_jobs:app"
-FEWEST, MOST = 200, 200_000
+FEWEST, MOST = 500, 200_000
 SINGLES, SINGLES_SECONDS = 40, 5.0  # jobs sent one by one to an idle worker
-AT_ONCE = 8  # jobs at once in the child: what a kill takes down with it
+AT_ONCE = 8  # jobs at once on the rough day: what a kill takes down with it
 KILL_CHILD, KILL_WORKER = 0.3, 0.6  # of the rough day's jobs have ended
 ALONE = 1.0  # seconds without any worker
 PATIENCE = 30.0  # seconds in which no job ends: something is broken
@@ -237,7 +237,7 @@ class Demo:
     def _busy(self, ended: float) -> bool:
         """So many have ended, and a kill now hits many that were never hit before."""
         unhurt = len(self._ledger.running.keys() - self._ledger.interrupted)
-        return self._all_ended() or (self._ledger.ended >= ended and unhurt >= AT_ONCE)
+        return self._all_ended() or (self._ledger.ended >= ended and unhurt >= AT_ONCE // 2)
 
     def _kill_child(self) -> None:
         worker = self._running_worker()
@@ -277,9 +277,10 @@ class Demo:
 
     # -- the worker ---------------------------------------------------------------------------
     def _start_worker(self, story: str) -> None:
+        queues = f"default,{self._tasks.SHOP}:{AT_ONCE}"
         with open(self.log, "ab") as log:
             worker = subprocess.Popen(  # noqa: S603  our own command, no shell
-                [sys.executable, "-m", "tenure", "-A", SPEC, "worker", "-c", str(AT_ONCE)],
+                [sys.executable, "-m", "tenure", "-A", SPEC, "worker", "-Q", queues],
                 env=environment(self.url, self.directory),
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
@@ -362,7 +363,7 @@ def children_of(worker: int) -> list[int]:
     return [
         pid
         for pid, parent, command in processes()
-        if parent == worker and "tenure.engine.child" in command and command[-1] != "1"
+        if parent == worker and SPEC in command and command[-1] != "1"
     ]
 
 

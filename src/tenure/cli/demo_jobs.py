@@ -13,6 +13,7 @@ import tenure
 
 app = tenure.App()
 
+SHOP = "shop"  # the queue of everything but ping: its worker runs few of it at once
 SOON = tenure.Fixed(0.3, jitter=0.5)
 KILLED = 137  # how a process looks from outside when the out-of-memory killer has been there
 
@@ -23,14 +24,14 @@ async def ping() -> float:
     return time.time()
 
 
-@app.task
+@app.task(queue=SHOP)
 async def send_email(to: str) -> str:
     """Quick: waits a moment for a server, as most jobs do."""
     await asyncio.sleep(0.02)
     return f"sent to {to}"
 
 
-@app.task
+@app.task(queue=SHOP)
 def make_report(ctx: tenure.Context, pages: int) -> int:
     """Slow, and says how far it is."""
     for page in range(pages):
@@ -40,7 +41,7 @@ def make_report(ctx: tenure.Context, pages: int) -> int:
     return pages
 
 
-@app.task(retry=tenure.Retry(attempts=6, backoff=SOON))
+@app.task(queue=SHOP, retry=tenure.Retry(attempts=6, backoff=SOON))
 def charge_card(ctx: tenure.Context, order: int, failures: int) -> str:
     """Flaky: the first attempts fail, a later one does not."""
     if ctx.attempt <= failures:
@@ -48,19 +49,19 @@ def charge_card(ctx: tenure.Context, order: int, failures: int) -> str:
     return f"order {order} paid, attempt {ctx.attempt}"
 
 
-@app.task
+@app.task(queue=SHOP)
 async def import_file(name: str) -> None:
     """Hopeless, and knows it: trying again cannot help."""
     raise tenure.PermanentError(f"{name} is not a spreadsheet", code="BAD_FILE")
 
 
-@app.task(retry=tenure.Retry(attempts=3, backoff=SOON))
+@app.task(queue=SHOP, retry=tenure.Retry(attempts=3, backoff=SOON))
 async def call_partner(order: int) -> None:
     """Hopeless, and does not know it: every attempt fails."""
     raise ConnectionError(f"partner.example refuses order {order}")
 
 
-@app.task
+@app.task(queue=SHOP)
 def resize_image(name: str) -> None:
     """Poison: takes its whole process down, and the jobs beside it."""
     os._exit(KILLED)

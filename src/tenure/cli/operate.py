@@ -24,7 +24,6 @@ class Verb(NamedTuple):
     name: str
     past: str
     statuses: tuple[str, ...]  # of the jobs it works on
-    becomes: tuple[str, ...]  # verdicts that mean it worked
     whom: str
 
 
@@ -33,11 +32,10 @@ VERBS = (
         "cancel",
         "cancelled",
         ("queued", "in_progress"),
-        ("cancelled", "requested"),
         "queued and running",
     ),
-    Verb("replay", "replayed", ("failed", "dead_letter"), ("queued",), "dead"),
-    Verb("discard", "discarded", ("failed", "dead_letter"), ("cancelled",), "dead"),
+    Verb("replay", "replayed", ("failed", "dead_letter"), "dead"),
+    Verb("discard", "discarded", ("failed", "dead_letter"), "dead"),
 )
 HELP = {
     "cancel": "cancel queued jobs, ask running ones to stop",
@@ -112,10 +110,7 @@ def _matching(app: App, args: argparse.Namespace, verb: Verb) -> list[str]:
 
 
 def _unfit(app: App, args: argparse.Namespace, verb: Verb) -> dict[str, str]:
-    """Of the ids given, those it cannot be done to: id -> `absent` or the status.
-
-    Asked before, because a verdict `queued` of a replay is also what a queued job says.
-    """
+    """Of the ids given, those it cannot be done to: id -> `absent` or the status."""
     unfit = {}
     for id in args.ids:
         job = app.store.get(id, org=args.org)
@@ -169,7 +164,7 @@ def _replay_edited(app: App, named: bool, args: argparse.Namespace) -> int:
     if not job.dead:
         raise IllegalTransition(_refusal(id, job.status, args.verb))
     app.replay(id, json_object(args.payload), actor=target.operator())
-    _report({id: "queued"}, {}, args, args.verb)
+    _report({id: "done"}, {}, args, args.verb)
     return 0
 
 
@@ -179,7 +174,7 @@ def _report(
     changed = {
         id: verdict
         for id, verdict in verdicts.items()
-        if id not in unfit and verdict in verb.becomes  # the rest changed since we looked
+        if id not in unfit and verdict in ("done", "requested")  # the rest changed since we looked
     }
     if args.json:
         for id, verdict in verdicts.items():

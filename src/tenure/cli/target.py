@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tenure import loading
 from tenure.config import Settings
 from tenure.errors import ConfigError, SchemaError, StoreUnavailable
 
@@ -103,66 +103,6 @@ def app_spec(args: argparse.Namespace) -> str:
     return spec
 
 
-def load_app(spec: str) -> App:
-    """`module:attr`, or `module` when it holds a single tenure.App."""
-    from tenure.app import App
-
-    module_name, colon, path = spec.partition(":")
-    if "/" in module_name or module_name.endswith(".py") or not module_name:
-        raise ConfigError(
-            f"-A {spec!r} is not a module: write it as Python imports it, such as shop.jobs:app"
-        )
-    module = _import(module_name)
-    if not colon:
-        apps = {id(value): name for name, value in vars(module).items() if isinstance(value, App)}
-        if len(apps) != 1:
-            found = ", ".join(f"{module_name}:{name}" for name in apps.values()) or "none"
-            raise ConfigError(
-                f"module {module_name!r} must hold exactly one tenure.App for -A {module_name}; "
-                f"found {found}. Say which: -A {module_name}:app"
-            )
-        path = next(iter(apps.values()))
-    found_app: object = module
-    for name in path.split("."):
-        found_app = getattr(found_app, name, None)
-    if not isinstance(found_app, App):
-        apps_there = [name for name, value in vars(module).items() if isinstance(value, App)]
-        hint = f"; it has {module_name}:{apps_there[0]}" if apps_there else ""
-        kind = "not there" if found_app is None else f"a {type(found_app).__name__}"
-        raise ConfigError(f"-A {spec}: {path!r} is {kind}, it must be a tenure.App{hint}")
-    return found_app
-
-
-def _import(name: str) -> Any:
-    import importlib
-
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-            raise _broken(name, error) from error
-        raise ConfigError(
-            f"there is no module {name!r} to import: run tenure in the directory that contains "
-            "it, install its package, or correct -A"
-        ) from None
-    except Exception as error:
-        raise _broken(name, error) from error
-
-
-def _broken(name: str, error: Exception) -> ConfigError:
-    """The user's module raised: say what and where, without our own frames around it."""
-    place, trace = "", error.__traceback__
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if "importlib" not in file:
-            place = f" ({file}:{trace.tb_lineno})"
-        trace = trace.tb_next
-    return ConfigError(f"importing {name!r} failed: {type(error).__name__}: {error}{place}")
-
-
 def _with_url(app: App, url: str | None) -> App:
     if url is not None:
         from dataclasses import replace
@@ -176,7 +116,7 @@ def _with_url(app: App, url: str | None) -> App:
 @contextmanager
 def named_app(args: argparse.Namespace) -> Iterator[App]:
     """The app that -A names, for commands that need its tasks."""
-    app = _with_url(load_app(app_spec(args)), args.url)
+    app = _with_url(loading.load_app(app_spec(args)), args.url)
     try:
         yield app
     finally:
@@ -192,7 +132,7 @@ def _chosen(args: argparse.Namespace) -> Target:
     settings = Settings.load(url=args.url, app=args.app)
     # --url says all a reading command needs, so an app from the environment is not imported.
     if args.app is not None or (settings.app is not None and args.url is None):
-        return Target(_with_url(load_app(settings.app or args.app), args.url), named=True)
+        return Target(_with_url(loading.load_app(settings.app or args.app), args.url), named=True)
     return Target(App(args.url), named=False)
 
 

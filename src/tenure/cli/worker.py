@@ -90,6 +90,7 @@ def work(args: argparse.Namespace) -> int:
     spec = target.app_spec(args)
     level = args.log_level or Settings.load().log_level
     os.environ["TENURE_LOG_LEVEL"] = level.upper()  # for the children, as is the URL
+    os.environ["TENURE_LOG_FORMAT"] = "json" if args.json else "text"
     if args.url is not None:
         os.environ["TENURE_URL"] = args.url
     line = output.LiveLine(wanted=not args.json)

@@ -1,57 +1,19 @@
-"""A child process: imports the app, says hello, runs what the supervisor hands it.
+"""The inside of a child: hello, then what the supervisor hands over, until the pipe ends.
 
-    python -m tenure.engine.child SOCKET APP BOARD SLOTS CONCURRENCY
-
-It opens no store for the jobs it runs. The end of the pipe ends it, and on Linux the kernel kills
-it with its supervisor, so no handler outlives the lease it runs under.
+It opens no store for the jobs it runs; only a handler that asks for one does (see `desk.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import importlib
 import os
-import signal
 import socket
-import sys
-import traceback
 from typing import Any
 
 from tenure.engine.board import Board
 from tenure.engine.desk import Desk
 from tenure.engine.executor import Executor
-from tenure.engine.wire import Cancel, Frames, Hello, Refused, Report, Run, Stop, ToChild, frame
-from tenure.errors import ConfigError, TenureError
-
-PR_SET_PDEATHSIG = 1
-
-
-def load_app(spec: str) -> Any:
-    """`module:attr`; `module` alone when it holds exactly one app. The current directory counts."""
-    from tenure.app import App
-
-    module_name, _, attribute = spec.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and not module_name.startswith(error.name):
-            raise
-        raise ConfigError(
-            f"there is no module {module_name!r} here ({os.getcwd()}): give -A module:app as you "
-            "would import it"
-        ) from None
-    if attribute:
-        found = getattr(module, attribute, None)
-        if not isinstance(found, App):
-            raise ConfigError(f"{module_name} has no tenure.App named {attribute!r}")
-        return found
-    apps = [value for value in vars(module).values() if isinstance(value, App)]
-    if len(apps) != 1:
-        raise ConfigError(f"{module_name} holds {len(apps)} apps: say which, -A {module_name}:app")
-    return apps[0]
+from tenure.engine.wire import Cancel, Frames, Hello, Report, Run, Stop, ToChild, frame
 
 
 def hello_of(app: Any) -> Hello:
@@ -107,41 +69,10 @@ async def _serve(sock: socket.socket, app: Any, board: Board, concurrency: int) 
     await link.ended.wait()
 
 
-def _die_with_parent() -> None:
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def main() -> None:
-    _die_with_parent()
-    handle, spec, board_file, slots, concurrency = sys.argv[1:6]
-    sock = socket.socket(fileno=int(handle))
-    sock.set_inheritable(False)  # a program started by a handler must not keep the pipe open
-    # A terminal's Ctrl-C reaches the whole group: stopping is the supervisor's decision. Not
-    # SIG_IGN: programs a handler starts would inherit that, and could not be terminated.
-    signal.signal(signal.SIGINT, lambda *_: None)
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    try:
-        app = load_app(spec)
-        for task in app.tasks.values():
-            task.signature  # noqa: B018  a bad signature is said now, not at the first job
-        hello = hello_of(app)
-    except Exception as error:
-        if not isinstance(error, TenureError):
-            traceback.print_exc()
-        sock.sendall(frame(Refused(f"{type(error).__name__}: {error}")))
-        raise SystemExit(1) from None
-    sock.sendall(frame(hello))
-    board = Board(board_file, int(slots), create=False)
-    # Not asyncio.run: it would wait for threads, and some may be inside handlers given up.
+def serve(app: Any, sock: socket.socket, board: Board, concurrency: int | None) -> None:
+    """Run what comes through the pipe until it ends. Not asyncio.run: it would wait for threads,
+    and some may be inside handlers that were given up."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    at_once = int(concurrency) or app.settings.concurrency
+    at_once = concurrency or app.settings.concurrency
     loop.run_until_complete(_serve(sock, app, board, at_once))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

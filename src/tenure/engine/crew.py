@@ -43,6 +43,7 @@ class Child:
         self.leaving = False  # gets nothing new
         self.killed: str | None = None  # why we killed it
         self.gone = False
+        self.useful = False  # has begun or ended at least one job
         self.stuck = 0  # threads it has lost to handlers that do not end
         self.born = time.monotonic()
         self.holds: dict[str, tuple[ClaimedJob, int]] = {}  # id -> job, slot
@@ -85,6 +86,7 @@ class Child:
         with self._lock:
             self.gone = True
             held = [(job, self.board.started(slot) > 0) for job, slot in self.holds.values()]
+            self.useful = self.useful or any(started for _job, started in held)
             self.holds = {}
         return held
 
@@ -97,6 +99,7 @@ class Child:
                     del self.holds[id]
                     self.cancels.pop(id, None)
                     self._free_slots.append(held[1])
+        self.useful = self.useful or bool(runs)
         self._measure(len(runs))
 
     def _measure(self, count: int) -> None:
@@ -190,7 +193,7 @@ class Crew:
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         arguments = [
-            sys.executable, "-m", "tenure.engine.child", str(theirs.fileno()), self._spec, path,
+            sys.executable, "-m", "tenure.child", str(theirs.fileno()), self._spec, path,
             str(SLOTS), str(concurrency or 0),
         ]  # fmt: skip
         child.process = subprocess.Popen(  # noqa: S603  our own module, no shell

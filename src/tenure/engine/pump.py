@@ -220,5 +220,9 @@ class Pump:
                 add("in paused queues", 0 if info.paused_at is None else info.ready)
             add("waiting for other jobs", info.waiting)
             add("running elsewhere", info.running)
-        add("of unknown type", sum(self._store.unknown_types(self.types).values()))
+        unknown = sum(self._store.unknown_types(self.types).values())
+        if unknown:
+            later = left.pop("due later", 0) - unknown  # that is where the claim has put them
+            add("due later", max(0, later))
+            add("of unknown type", unknown)
         return left

@@ -42,7 +42,7 @@ AGAIN_FIRST, AGAIN_LAST = 0.002, 0.5
 LOOK_EVERY = 1.0
 BUSY_LOOK_EVERY = 0.25  # time-outs are looked at this often while anything runs
 HARD_GRACE = 1.5  # past its time-out plus this, a silent child is killed
-RESTART_PAUSE = 1.0  # a child that dies before its hello is not restarted at once
+RESTART_PAUSE = 1.0  # a child that dies before it ended or began any job is not restarted at once
 
 
 CANCELLED = outcome.Cancelled("cancelled; its process had to be killed")
@@ -210,7 +210,7 @@ class Supervisor:
         if self._stopping or child.solo or child.leaving:
             return
         log.warning("child %s is gone: %s; starting another", child.pid, how)
-        if not child.ready:
+        if not child.useful:
             self._over.wait(RESTART_PAUSE)
         self._add_child()
 

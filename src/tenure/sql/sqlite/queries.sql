@@ -59,9 +59,9 @@ SELECT value ->> 0, :type, 'queued', :queue, :priority, :org,
 -- The audit line of each job just inserted.
 -- name: enqueue_events
 INSERT INTO tenure_events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
-  actor_id, request_id, correlation_id)
+  actor_id, request_id, correlation_id, data)
 SELECT :now, 'job.enqueued', value ->> 0, :type, 0, 0, :org, :project, :actor_type, :actor_id,
-       coalesce(:request_id, value ->> 0), coalesce(:correlation_id, value ->> 0)
+       coalesce(:request_id, value ->> 0), coalesce(:correlation_id, value ->> 0), :remark
   FROM json_each(:rows)
  WHERE value ->> 4 IS NULL
     OR value ->> 0 = (SELECT job_id FROM tenure_keys WHERE org = :org AND key = value ->> 4);

@@ -117,6 +117,7 @@ class Enqueueing(SqliteBase):
                 "traceparent": terms.traceparent,
                 "parent": terms.parent,
                 "after_failed": terms.after_failed,
+                "remark": terms.remark,
             }
             if terms.queue not in known_queues:
                 db.execute(self._sql["add_queue"], parameters)
@@ -124,7 +125,7 @@ class Enqueueing(SqliteBase):
             if keyed:
                 db.execute(self._sql["enqueue_keys"], parameters)
             db.execute(self._sql["enqueue_jobs"], parameters)
-            if self.audit == "all":
+            if self.audit == "all" or terms.remark is not None:
                 db.execute(self._sql["enqueue_events"], parameters)
             if keyed:
                 for sent, owner, status in db.execute(self._sql["enqueue_owners"], parameters):

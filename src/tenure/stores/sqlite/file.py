@@ -143,6 +143,8 @@ class SqliteFile:
         connection = self._connect()
         try:
             return self._version(connection.db) == 0
+        except self.module.Error as error:
+            raise self.explain(error) from error
         finally:
             connection.db.close()
             os.close(connection.gate)

@@ -27,7 +27,7 @@ class Operators(Finishing):
             if queued:
                 self._withdraw(db, queued, "job.cancelled", parameters)
                 self._settle_edges(db, parameters["now"])
-                verdicts.update(dict.fromkeys(queued, "cancelled"))
+                verdicts.update(dict.fromkeys(queued, "done"))
             if running:
                 parameters |= {"ids": to_json(running), "kind": "job.cancel_requested"}
                 db.execute(self._sql["request_cancel"], parameters)
@@ -56,7 +56,7 @@ class Operators(Finishing):
                 db.execute(self._sql["replay_lost_keys"], parameters)
                 if payload is not None:
                     db.execute(self._sql["replay_steps"], parameters)
-                verdicts.update(dict.fromkeys(dead, "queued"))
+                verdicts.update(dict.fromkeys(dead, "done"))
         return verdicts
 
     def discard(
@@ -69,7 +69,7 @@ class Operators(Finishing):
                 parameters = self._operator(actor, reason, "discarded")
                 self._withdraw(db, dead, "job.discarded", parameters)
                 self._settle_edges(db, parameters["now"])
-                verdicts.update(dict.fromkeys(dead, "cancelled"))
+                verdicts.update(dict.fromkeys(dead, "done"))
         return verdicts
 
     def _statuses(

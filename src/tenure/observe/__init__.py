@@ -1,0 +1,1 @@
+"""What a running system says about itself."""

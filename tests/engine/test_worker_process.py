@@ -1,0 +1,214 @@
+"""`tenure worker` from outside: one supervisor, children that import the app."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tenure
+from crash.harness import Workshop, environment, eventually, write_lock_held
+
+
+@pytest.fixture
+def workshop(tmp_path: Path) -> Iterator[Callable[..., Workshop]]:
+    opened: list[Workshop] = []
+
+    def open_workshop(text: str, **settings: Any) -> Workshop:
+        opened.append(Workshop(tmp_path, text, **settings))
+        return opened[-1]
+
+    yield open_workshop
+    for shop in opened:
+        shop.close()
+
+
+WORK = """
+    @app.task
+    async def quick(n: int) -> int:
+        return n
+
+    @app.task
+    async def hold(n: int) -> int:
+        say("start", n)
+        while not there("go"):
+            await asyncio.sleep(0.01)
+        return n
+"""
+
+
+def test_a_thousand_sleeping_jobs_in_one_child(workshop: Callable[..., Workshop]) -> None:
+    shop = workshop(
+        """
+        running = 0
+        gate = asyncio.Event()
+
+        @app.task
+        async def sleeps() -> None:
+            global running
+            running += 1
+            if running == 1000:
+                gate.set()
+            await gate.wait()  # all of them wait for the last one
+        """
+    )
+    shop.app.enqueue_many([shop.jobs.sleeps.job() for _ in range(1000)])
+    worker = shop.worker(concurrency=1000)
+
+    shop.wait_for("completed", 1000)
+
+    assert len(worker.children()) == 1
+    assert worker.stop()["completed"] == 1000
+
+
+def test_several_children_share_the_work_and_drain_ends(workshop: Callable[..., Workshop]) -> None:
+    shop = workshop(
+        """
+        @app.task
+        def where() -> int:
+            time.sleep(0.005)
+            return os.getpid()
+        """
+    )
+    shop.app.enqueue_many([shop.jobs.where.job() for _ in range(300)])
+    shop.jobs.where.options(delay=60).enqueue()
+    worker = shop.worker(ready=False, processes=2, concurrency=4, drain=True)
+
+    assert worker.wait() == 0
+
+    summary = worker.summary()
+    assert (summary["completed"], summary["left"]) == (300, {"due later": 1})
+    pids = {job.result for job in shop.app.find(status="completed")}
+    assert 1 <= len(pids) <= 2
+
+
+def test_a_running_job_in_a_child_is_cancelled_at_once(workshop: Callable[..., Workshop]) -> None:
+    shop = workshop(WORK, lease_seconds=60, lease_renew_seconds=20)
+    shop.worker()
+    receipt = shop.jobs.hold.enqueue(1)
+    shop.wait_said("start", 1)
+    began = time.monotonic()
+
+    shop.app.cancel(receipt.id, reason="not needed")
+
+    with pytest.raises(tenure.JobFailed, match="not needed"):
+        shop.app.result(receipt.id, timeout=10)
+    assert time.monotonic() - began < 5  # by the hint: the next renewal is 20 s away
+
+
+def test_an_idle_worker_picks_up_a_job_at_once(workshop: Callable[..., Workshop]) -> None:
+    shop = workshop(WORK)
+    shop.worker()
+    shop.app.result(shop.jobs.quick.enqueue(0).id, timeout=15)
+    waits = []
+    for n in range(10):
+        time.sleep(0.3)  # until it is idle again
+        began = time.monotonic()
+        assert shop.app.result(shop.jobs.quick.enqueue(n).id, timeout=15) == n
+        waits.append(time.monotonic() - began)
+
+    assert sorted(waits)[5] < 0.5  # without the hint it would be poll after poll: 5 s each
+
+
+def test_without_hints_polling_finds_everything(workshop: Callable[..., Workshop]) -> None:
+    shop = workshop(WORK, notify=False, poll_interval_ms=100)
+    shop.worker()
+
+    for n in range(3):
+        assert shop.app.result(shop.jobs.quick.enqueue(n).id, timeout=15) == n
+
+
+def test_an_app_that_cannot_be_loaded_ends_the_worker_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("import no_such_module_here\n")
+    command = [sys.executable, "-c", "import sys; from tenure.app import run_fleet; "
+               "run_fleet(sys.argv[1])"]  # fmt: skip
+    for spec, message in (
+        ("missing:app", "no module 'missing'"),
+        ("broken:app", "no_such_module_here"),
+        ("os:path", "tenure.App"),
+    ):
+        done = subprocess.run(
+            [*command, spec], cwd=tmp_path, env=environment(), capture_output=True, text=True,
+            timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode != 0
+        assert message in done.stderr.splitlines()[-1]
+
+
+def test_a_store_that_is_busy_for_long_stops_nothing_for_good(
+    workshop: Callable[..., Workshop],
+) -> None:
+    """Every call of the worker fails for a while: it says so, goes on and loses nothing."""
+    shop = workshop(WORK, busy_timeout=0.3)
+    worker = shop.worker(concurrency=5)
+    ids = [r.id for r in shop.app.enqueue_many([shop.jobs.hold.job(n) for n in range(5)])]
+    shop.wait_said("start", times=5)
+    with write_lock_held(shop.place / "jobs.db"):
+        shop.touch("go")  # they finish, and nobody can write it down
+        eventually(lambda: "does not answer" in worker.log, what="a complaint in the log")
+        with pytest.raises(tenure.StoreBusy, match="Nothing was changed"):
+            shop.jobs.quick.enqueue(1)
+
+    shop.wait_for("completed", 5)
+    assert all(shop.job(id).attempts == 1 for id in ids)
+    assert set(shop.events("job.succeeded").values()) == {1}
+    assert worker.stop()["completed"] == 5
+
+
+def test_a_lease_the_worker_never_heard_of_is_given_back(
+    workshop: Callable[..., Workshop],
+) -> None:
+    """The reply to a claim was lost: the store thinks this worker runs a job, it does not."""
+    shop = workshop(WORK, lease_seconds=1.5, lease_renew_seconds=0.4)
+    shop.app.pause("default")
+    worker = shop.worker()
+    receipt = shop.jobs.quick.options(queue="lost").enqueue(7)
+    row = shop.row_of(worker)
+    # Either this claim wins or the worker's own did; both end well, the first is the test.
+    claim = shop.app.store.claim(row.no, [("lost", 1)], None)
+
+    assert shop.app.result(receipt.id, timeout=15) == 7
+
+    job = shop.job(receipt.id)
+    assert (job.attempts, job.crashes) == (1, 0)
+    if claim.jobs:
+        assert shop.events("job.released")[receipt.id] == 1
+
+
+def test_a_child_that_dies_at_once_is_not_restarted_in_a_hurry(
+    workshop: Callable[..., Workshop],
+) -> None:
+    shop = workshop(
+        """
+        say("import", os.getpid())
+        if there("broken"):
+            os._exit(3)
+
+        @app.task
+        async def quick(n: int) -> int:
+            return n
+
+        @app.task
+        async def fatal() -> None:
+            os._exit(4)
+        """,
+        crash_limit=1,
+    )
+    worker = shop.worker()
+    before = shop.count("import")
+    shop.touch("broken")
+    fatal = shop.jobs.fatal.enqueue()
+    eventually(lambda: shop.job(fatal.id).status == "dead_letter", what="the child's death")
+    time.sleep(2.5)  # how often it tries in this time is the question
+    tries = shop.count("import") - before
+    assert worker.alive
+    assert 1 <= tries <= 5
+
+    (shop.place / "broken").unlink()
+
+    assert shop.app.result(shop.jobs.quick.enqueue(1).id, timeout=20) == 1
