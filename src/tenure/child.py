@@ -51,7 +51,10 @@ def main() -> None:
         sock.sendall(frame(Refused(f"{type(error).__name__}: {error}")))
         sock.close()
         raise SystemExit(1) from None
-    sock.sendall(frame(hello))
+    try:
+        sock.sendall(frame(hello))
+    except OSError:
+        raise SystemExit(1) from None  # our supervisor is gone already
     serve(app, sock, Board(board_file, int(slots), create=False), int(concurrency) or None)
     sys.stdout.flush()
     sys.stderr.flush()

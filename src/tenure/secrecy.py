@@ -268,8 +268,7 @@ def _scrub(text: str, payload_text: str) -> str:
         marks[start:end] = b"\2" * (end - start)
     for named in _re(_TYPE_NAME).finditer(text):
         marks[named.start() : named.end()] = bytes(len(named[0]))
-    pieces: list[str] = []
-    position = 0
+    pieces, position = list[str](), 0
     for run in re.finditer(rb"[\1\2]+", marks):  # values that overlap or touch become one
         pieces += text[position : run.start()], "[secret]" if 2 in run[0] else "[redacted]"
         position = run.end()
@@ -314,9 +313,7 @@ def _scalars(payload: object) -> set[str | int | float]:
 
 
 def _written(value: str, *, escaped: bool, quoted: bool) -> list[str]:
-    forms = [value, value.lower()]
-    if not value.isalnum():
-        forms.append(value.strip())
+    forms = [value, value.lower(), value.strip()]
     if escaped and not (value.isascii() and value.isalnum()):
         import json
 
@@ -380,14 +377,14 @@ def _cut_off(text: str, forms: list[str]) -> Iterator[tuple[int, int]]:
                 tries += 1
             if start >= 0:
                 yield start, before
-            if (tries := tries + 1) > 5 * _WORK:
-                raise OverflowError
+            tries += 1
         for form in tails:
             end = text.find(form[-_EDGE:], after, after + len(form)) + _EDGE
             if end >= _EDGE and form.endswith(text[after:end]):
                 yield after, end
-            if (tries := tries + 1) > 5 * _WORK:
-                raise OverflowError
+            tries += 1
+        if tries > 5 * _WORK:
+            raise OverflowError
 
 
 # -- references ---------------------------------------------------------------------------------

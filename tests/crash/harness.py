@@ -56,7 +56,8 @@ def hold_the_gil(seconds):
 """
 
 START = """
-import json, logging, sys
+import faulthandler, json, logging, signal, sys
+faulthandler.register(signal.SIGUSR1)  # where every thread is, into the log
 logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
 from tenure.app import run_fleet
 summary = run_fleet("jobs:app", **json.loads(sys.argv[1]))
@@ -107,7 +108,7 @@ class Worker:
         return self._log.read_text("utf-8", "replace")
 
     def children(self) -> list[int]:
-        return [pid for pid in children_of(self.pid) if b"tenure.engine.child" in command(pid)]
+        return [pid for pid in children_of(self.pid) if b".board" in command(pid)]
 
     def signal(self, number: int) -> None:
         if self.alive:
@@ -252,6 +253,17 @@ class Workshop:
             worker.signal(signal.SIGCONT)
             time.sleep(0.01)
         raise AssertionError("the supervisor never let go of the write lock")
+
+    def autopsy(self) -> str:
+        """What the store holds, and where every thread of every live worker is."""
+        text = f"{dict(self.statuses())}\n"
+        for worker in self.workers:
+            if worker.alive:
+                worker.signal(signal.SIGUSR1)
+                time.sleep(0.5)  # until it has written
+                text += f"-- worker {worker.pid}, children {worker.children()}\n"
+                text += f"{self.row_of(worker)}\n{worker.log[-8000:]}\n"
+        return text
 
     def close(self) -> None:
         for worker in self.workers:

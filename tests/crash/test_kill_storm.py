@@ -103,8 +103,12 @@ def run_storm(shop: Workshop, total: int, kills: int) -> None:
     began = time.monotonic()
     ids = {r.id for r in shop.app.enqueue_many([shop.jobs.short.job(n) for n in range(total)])}
 
-    counts = storm(shop, total, kills, dice)
-    shop.wait_for("completed", total, within=120)
+    try:
+        counts = storm(shop, total, kills, dice)
+        shop.wait_for("completed", total, within=120)
+    except AssertionError:
+        print(shop.autopsy())
+        raise
     stormed = time.monotonic() - began
     short_runs = Counter(line[1] for line in shop.said() if line[0] == "start")
     refused, _other = freeze_and_thaw(shop, 60)

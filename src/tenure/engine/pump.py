@@ -106,8 +106,15 @@ class Pump:
         return job.crashes > 0 or job.type in self.alone
 
     def _enough_alone(self) -> bool:
-        """With many of them waiting, more would only wait here, out of other workers' reach."""
-        return len(self._roster.alone) > (0 if self._roster.embedded else 2 * self._plan.solos)
+        """What waits here to run alone is out of other workers' reach: claim no more then. Many
+        suspects at once are the rest of one crash, and healthy jobs must not wait for them."""
+        waiting = list(self._roster.alone)
+        if self._roster.embedded:
+            return bool(waiting)
+        suspects = sum(job.crashes > 0 for job in waiting)
+        return (
+            suspects > self._plan.concurrency or len(waiting) - suspects > 2 * self._plan.solos
+        )
 
     def _claim(self, free: int) -> list[ClaimedJob]:
         """Turns between queues by weight first; then what they left, to whoever has more."""

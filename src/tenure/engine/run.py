@@ -145,7 +145,17 @@ def judge_value(value: Any, run: JobRun) -> outcome.Outcome:
 
 
 def judge_error(error: BaseException, run: JobRun) -> outcome.Outcome:
-    """A raised exception as an outcome, by the task's policy."""
+    """A raised exception as an outcome, by the task's policy. Whatever happens, there is one: a
+    run without an outcome would hold its slot until its time-out."""
+    try:
+        return _judge_error(error, run)
+    except Exception:
+        log.exception("the failure of job %s could not be judged; it is retried", run.job.id)
+        failure = outcome.Failure(type(error).__name__, "UNKNOWN", type(error).__name__)
+        return outcome.Retried(policy.Exponential().delay(run.job.attempts), failure)
+
+
+def _judge_error(error: BaseException, run: JobRun) -> outcome.Outcome:
     if run.settled:
         return outcome.Completed(settled=True)
     if isinstance(error, JobCancelled) and not run.timed_out:
@@ -160,7 +170,7 @@ def judge_error(error: BaseException, run: JobRun) -> outcome.Outcome:
         if verdict == "dead":
             return outcome.Dead(failure)
         return outcome.Retried(policy.delay_seconds(verdict), failure)
-    except Exception as broken:  # a backoff of the user's own: the job must end all the same
+    except Exception as broken:  # a backoff of the user's own: keep the failure all the same
         log.warning("the backoff of task %r fails, using the default: %r", run.job.type, broken)
         return outcome.Retried(policy.Exponential().delay(run.job.attempts), failure)
 

@@ -1,0 +1,83 @@
+"""Every example is a program that works."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXPECTED = {
+    "order_flow": ["3 payments, 7649 cents, 6 jobs completed"],
+    "resumable_upload": [
+        "sent 12 bytes",
+        "calls: split, send 0, send 1, send 1, send 2",
+        "attempts: 2 progress: {'percent': 100.0, 'phase': 'sending'}",
+    ],
+    "fan_in_report": ["A short book: 6 words in 3 chapters"],
+    "heavy_work": ["primes: [25, 1229, 78498]", "processes: 3"],
+}
+
+
+def test_every_example_is_tested() -> None:
+    there = {path.stem for path in (ROOT / "examples").glob("*.py")}
+    assert there == {*EXPECTED, "flask_app", "fastapi_app"}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_example_runs_and_says_what_it_should(name: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(  # noqa: S603  our own example
+        [sys.executable, str(ROOT / "examples" / f"{name}.py")],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for line in EXPECTED[name]:
+        assert line in done.stdout
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TENURE_URL", f"sqlite:///{tmp_path / 'web.db'}")
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+
+
+@pytest.mark.usefixtures("example")
+def test_the_flask_example_enqueues_once_per_user() -> None:
+    import flask_app
+
+    client = flask_app.web.test_client()
+    first = client.post("/signup", data={"email": "a@b.c"})
+    again = client.post("/signup", data={"email": "a@b.c"})
+    assert (first.status_code, first.json["duplicate"]) == (202, False)
+    assert again.json == {"job": first.json["job"], "duplicate": True}
+
+    flask_app.jobs.run_worker(drain=True)
+    assert client.get(f"/jobs/{first.json['job']}").json == {
+        "status": "completed",
+        "result": "welcomed a@b.c",
+    }
+    assert client.get("/jobs/01ARZ3NDEKTSV4RRFFQ69G5FAV").status_code == 404
+    flask_app.jobs.close()
+
+
+@pytest.mark.usefixtures("example")
+def test_the_fastapi_example_works_in_its_own_process() -> None:
+    import fastapi_app
+    from starlette.testclient import TestClient
+
+    with TestClient(fastapi_app.web) as client:
+        id = client.post("/exports?rows=7").json()["job"]
+        deadline = time.monotonic() + 20
+        while client.get(f"/exports/{id}").json()["status"] != "completed":
+            assert time.monotonic() < deadline
+        assert client.get(f"/exports/{id}").json()["result"] == {"rows": 7}
