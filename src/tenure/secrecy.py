@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from binascii import a2b_base64
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import chain
@@ -208,7 +209,7 @@ def _confirmed(found: re.Match[str], group: str, part: int) -> bool:
             return False
         return isinstance(content, dict) and "alg" in content
     if group == "a_connection_string_with_a_password":
-        around = found.string[max(0, found.start() - 256) : found.end() + 256]
+        around = found.string[max(0, found.start() - 64) : found.end() + 64]
         if not _re(_LIBPQ).search(around):
             return False
     return part == found.lastindex or not _re(_PLACEHOLDER).fullmatch(found[part])
@@ -227,15 +228,18 @@ def _path(what: str, trail: _Trail) -> str:
 
 # -- error texts --------------------------------------------------------------------------------
 MAX_TEXT = 8_192
-_WORK = 20_000  # matches of payload values in one text; 10 ms
+_WORK = 100_000  # comparisons of payload values with places in the text: 40 ms
 _ANYWHERE_FROM = 8  # characters; shorter values count only as words of their own
 _EDGE = 6  # characters of a cut-off value that give it away
 _TYPE_NAME = (
     r"(?am)^(?:[A-Za-z_]\w*+\.)*+[A-Z]\w*(?:Error|Exception|Warning|Exit|Interrupt|Iteration|Timeout"
     r"|Group)(?=:|\(|\s*$)"
 )
+_PLAIN = r"[A-Za-z0-9]{3,}"
+_LONG = 30  # characters; from here on values get cut off
 _CUT = r"\.\.\.|…|\Z"
-_QUOTES = frozenset("'\"`")
+_QUOTES = ("'", '"', "`")
+_SHORT_WORD = r"[a-z]{3}"
 
 
 def scrub(text: str, payload_text: str) -> str:
@@ -256,41 +260,50 @@ def scrub(text: str, payload_text: str) -> str:
 def _scrub(text: str, payload_text: str) -> str:
     if len(payload_text) > 4 * MAX_BYTES:
         raise OverflowError
-    payload = decode(payload_text) if payload_text else None
     marks = bytearray(len(text))  # 1: a value of the payload, 2: a secret
-    forms = _forms(text, payload)
-    found = chain.from_iterable(_occurrences(text, form) for form in forms)
-    for work, (start, end) in enumerate(chain(found, _cut_off(text, forms))):
-        marks[start:end] = b"\1" * (end - start)
-        if work > _WORK:
+    places: dict[str, list[int]] = {}  # of each three characters in the text
+    for index in range(len(text) - 2):
+        places.setdefault(text[index : index + 3], []).append(index)
+    cuts = [cut.span() for cut in _re(_CUT).finditer(text)]
+    work, words = 0, list[tuple[int, int]]()
+    for form in _forms(text, decode(payload_text) if payload_text else None, places):
+        heads = places.get(form[:3], [])
+        tails = places.get(form[-3:], []) if len(cuts) > 1 else []
+        if (work := work + len(heads) + len(tails)) > _WORK:
             raise OverflowError
+        spans = [(at, at + len(form)) for at in heads if text.startswith(form, at)]
+        if len(form) < _ANYWHERE_FROM:
+            words += spans
+            spans = []
+        for start, end in chain(spans, _cut_off(text, form, heads, tails, cuts)):
+            marks[start:end] = b"\1" * (end - start)
     for _, start, end in _secrets(text):
         marks[start:end] = b"\2" * (end - start)
+    _mark_words(text, marks, words)
     for named in _re(_TYPE_NAME).finditer(text):
         marks[named.start() : named.end()] = bytes(len(named[0]))
     pieces, position = list[str](), 0
     for run in re.finditer(rb"[\1\2]+", marks):  # values that overlap or touch become one
         pieces += text[position : run.start()], "[secret]" if 2 in run[0] else "[redacted]"
         position = run.end()
-    pieces.append(text[position:])
-    return "".join(pieces)[:MAX_TEXT]
+    return ("".join(pieces) + text[position:])[:MAX_TEXT]
 
 
-def _forms(text: str, payload: object) -> list[str]:
-    """The ways in which the payload's scalars could stand in the text, each once."""
-    # Nearly every value is ruled out by its first three characters: 40,000 values take 30 ms.
-    beginnings = {text[index : index + 3] for index in range(len(text) - 2)}
+def _forms(text: str, payload: object, places: Mapping[str, object]) -> set[str]:
+    """The ways in which the payload's scalars could stand in the text. Nearly all are ruled out by
+    three of their characters: 40,000 values take 30 ms."""
     escaped, quoted = "\\" in text, "%" in text or "+" in text
-    forms: dict[str, None] = {}
+    forms: set[str] = set()
     for scalar in _scalars(payload):
-        if isinstance(scalar, str):
-            written = _written(scalar, escaped=escaped, quoted=quoted)
-        else:
-            written = _digits(scalar)
-        for form in written:
-            if form[:3] in beginnings or (len(form) > _EDGE and form[-3:] in beginnings):
-                forms[form] = None
-    return list(forms)
+        if not isinstance(scalar, str):
+            forms.update(_digits(scalar, grouped="," in text))
+            continue
+        forms.update((scalar, scalar.lower(), scalar.strip()))
+        if (escaped or quoted) and not (scalar.isalnum() and scalar.isascii()):
+            plain = _re(_PLAIN).findall(scalar[:_LONG])  # what no escaping changes
+            if all(run in text for run in (plain if len(scalar) < _LONG else plain[:1])):
+                forms.update(_escaped(scalar) if escaped else (), _quoted(scalar) if quoted else ())
+    return {form for form in forms if len(form) > 2 and (form[:3] in places or form[-3:] in places)}
 
 
 def _scalars(payload: object) -> set[str | int | float]:
@@ -300,58 +313,55 @@ def _scalars(payload: object) -> set[str | int | float]:
     while stack:
         item = stack.pop()
         if isinstance(item, dict):
-            found.update(key for key in item if len(key) > 2 and not _re(_KEY).fullmatch(key))
+            found.update(key for key in item if not _re(_KEY).fullmatch(key))
             stack += item.values()
         elif isinstance(item, list):
             stack += item
-        elif isinstance(item, str):
-            if len(item) > 2:
-                found.add(item)
-        elif isinstance(item, (int, float)):
-            found.add(item)  # True has no three digits
+        elif isinstance(item, (str, int, float)):  # True has no three digits
+            found.add(item)
     return found
 
 
-def _written(value: str, *, escaped: bool, quoted: bool) -> list[str]:
-    forms = [value, value.lower(), value.strip()]
-    if escaped and not (value.isascii() and value.isalnum()):
-        import json
-
-        forms += [repr(value)[1:-1], ascii(value)[1:-1], repr(value.encode())[2:-1]]
-        forms += [json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]]
-    if quoted and not (value.isascii() and value.isalnum()):
-        from urllib.parse import quote, quote_plus
-
-        forms += [quote(value, safe=""), quote(value), quote_plus(value)]
-    return [form for form in forms if len(form) > 2]
-
-
-def _digits(value: float) -> list[str]:
+def _digits(value: float, *, grouped: bool) -> Iterator[str]:
     value = abs(value)
-    forms = [repr(value), f"{value:,}", f"{value:_}"]
-    if value < 1e16:
-        forms.append(repr(int(value)) if value == int(value) else "")
-    return [form for form in forms if sum(map(str.isdigit, form)) > 2]
+    if len(written := repr(value)) - ("." in written) > 2:
+        yield written
+        if grouped:
+            yield f"{value:,}"
+        if "." in written:
+            yield written.removesuffix(".0")
 
 
-def _occurrences(text: str, form: str) -> Iterator[tuple[int, int]]:
-    size = len(form)
-    word = size == 3 and form.isascii() and form.isalpha() and form.islower()
-    start = text.find(form)
-    while start >= 0:
-        end = start + size
-        if word:
-            hit = text[start - 1 : start] in _QUOTES and text[end : end + 1] in _QUOTES
-        else:
-            hit = size >= _ANYWHERE_FROM or _own_word(text, start, end)
-        if hit:
-            yield start, end
-        start = text.find(form, start + 1)
+def _escaped(value: str) -> Iterator[str]:
+    import json
+
+    yield from (repr(value)[1:-1], ascii(value)[1:-1], repr(value.encode())[2:-1])
+    yield from (json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])
 
 
-def _own_word(text: str, start: int, end: int) -> bool:
+def _quoted(value: str) -> Iterator[str]:
+    from urllib.parse import quote
+
+    quoted = quote(value, safe="")
+    yield from (quoted, quoted.replace("%2F", "/"), quoted.replace("%20", "+"))
+
+
+def _mark_words(text: str, marks: bytearray, words: list[tuple[int, int]]) -> None:
+    """Short values; again, because what stood next to one may be gone now."""
+    for _ in range(8):
+        if not (found := [span for span in words if _own_word(text, marks, *span)]):
+            break
+        for start, end in found:
+            marks[start:end] = b"\1" * (end - start)
+        words = [span for span in words if 0 in marks[span[0] : span[1]]]
+
+
+def _own_word(text: str, marks: bytearray, start: int, end: int) -> bool:
     """Neither side continues with more of the same: letters with letters, digits with digits."""
-    before, after = text[max(0, start - 1) : start], text[end : end + 1]
+    before = "" if start == 0 or marks[start - 1] else text[start - 1]
+    after = "" if end == len(text) or marks[end] else text[end]
+    if _re(_SHORT_WORD).fullmatch(text, start, end):
+        return before in _QUOTES and after in _QUOTES
     if before.isalpha() and text[max(0, start - 2) : start - 1] == "\\":
         before = ""  # the n of an escaped line feed
     return not (_same(before, text[start]) or _same(text[end - 1], after))
@@ -361,30 +371,20 @@ def _same(left: str, right: str) -> bool:
     return (left.isalpha() and right.isalpha()) or (left.isdigit() and right.isdigit())
 
 
-def _cut_off(text: str, forms: list[str]) -> Iterator[tuple[int, int]]:
+def _cut_off(
+    text: str, form: str, heads: list[int], tails: list[int], cuts: list[tuple[int, int]]
+) -> Iterator[tuple[int, int]]:
     """The head of a value before `...` or the end of the text, its tail after `...`: libraries
     shorten what they quote, and we cut texts ourselves."""
-    cuts = [cut.span() for cut in _re(_CUT).finditer(text)]
-    long = [form for form in forms if len(form) > _EDGE]
-    heads = [form for form in long if form[:_EDGE] in text]
-    tails = [form for form in long if form[-_EDGE:] in text]
-    tries = 0
-    for before, after in cuts:
-        for form in heads:
-            start = text.find(form[:_EDGE], max(0, before - len(form)), before)
-            while start >= 0 and not form.startswith(text[start:before]):
-                start = text.find(form[:_EDGE], start + 1, before)
-                tries += 1
-            if start >= 0:
-                yield start, before
-            tries += 1
-        for form in tails:
-            end = text.find(form[-_EDGE:], after, after + len(form)) + _EDGE
-            if end >= _EDGE and form.endswith(text[after:end]):
+    for start in heads:
+        before = cuts[bisect_left(cuts, (start, 0))][0]  # the last one is the end of the text
+        if _EDGE <= before - start < len(form) and form.startswith(text[start:before]):
+            yield start, before
+    for start in tails:
+        if index := bisect_right(cuts, start, key=lambda span: span[1]):
+            after, end = cuts[index - 1][1], start + 3
+            if _EDGE <= end - after < len(form) and form.endswith(text[after:end]):
                 yield after, end
-            tries += 1
-        if tries > 5 * _WORK:
-            raise OverflowError
 
 
 # -- references ---------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ def drain(site: Site, jobs: int, processes: int) -> float:
                 break
             except subprocess.TimeoutExpired:
                 # Rollups, not history: a scan would keep the log from being started anew.
-                done = sum(rollup.count for rollup in site.app.store.rollups(since_ms=0))
+                done = sum(rollup.runs for rollup in site.app.store.rollups(since_ms=0))
                 site.tell(done, jobs, "drain")
     finally:
         end_worker(process)

@@ -171,7 +171,8 @@ def _judge_error(error: BaseException, run: JobRun) -> outcome.Outcome:
             return outcome.Dead(failure)
         return outcome.Retried(policy.delay_seconds(verdict), failure)
     except Exception as broken:  # a backoff of the user's own: keep the failure all the same
-        log.warning("the backoff of task %r fails, using the default: %r", run.job.type, broken)
+        kind = type(broken).__name__
+        log.warning("the backoff of task %r raised %s: using the default", run.job.type, kind)
         return outcome.Retried(policy.Exponential().delay(run.job.attempts), failure)
 
 
@@ -179,16 +180,16 @@ def describe(error: BaseException, arguments: str) -> outcome.Failure:
     """What may be stored of an exception: its type and scrubbed text, its code, its place."""
     name = type(error).__name__
     try:
-        text = str(error).replace("\x00", "")[:2000].encode("utf-8", "replace").decode()
+        text = str(error).replace("\x00", "").encode("utf-8", "replace").decode()
         code = getattr(error, "code", None)
     except Exception:  # its own __str__ or a property of it raises
         text, code = "", None
-    text = secrecy.scrub(text, arguments)
+    text = secrecy.scrub(text, arguments)[:2000]  # scrubbed first: a cut could hide half a value
     frames = traceback.extract_tb(error.__traceback__)
     at = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
     default = "TIMEOUT" if isinstance(error, TimeoutError) else name
     return outcome.Failure(
         f"{name}: {text}" if text else name,
-        str(code)[:100] if isinstance(code, (str, int)) else default,
+        secrecy.scrub(str(code), arguments)[:100] if isinstance(code, (str, int)) else default,
         f"{name} at {at}" if at else name,
     )

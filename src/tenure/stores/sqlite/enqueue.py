@@ -130,7 +130,9 @@ class Enqueueing(SqliteBase):
             if keyed:
                 for sent, owner, status in db.execute(self._sql["enqueue_owners"], parameters):
                     owners[sent] = (owner, status)
-        self._add_edges(db, [job for job in firsts if job.after and job.id not in stored], now)
+        waiting = [job for job in firsts if job.after and job.id not in stored]
+        if waiting:
+            self._add_edges(db, _by_owners(waiting, repeats, owners), now)
         receipts = []
         for job in jobs:
             first = repeats.get(job.id, job.id)
@@ -166,6 +168,23 @@ def _first_of_each_key(jobs: Sequence[NewJob]) -> tuple[Sequence[NewJob], dict[s
             if first != job.id:
                 repeats[job.id] = first
     return ([job for job in jobs if job.id not in repeats] if repeats else jobs), repeats
+
+
+def _by_owners(
+    jobs: list[NewJob], repeats: dict[str, str], owners: dict[str, tuple[str, str]]
+) -> list[NewJob]:
+    """A job whose key was taken was not stored: it waits for nothing, and whoever in this batch
+    is to run after it runs after the key's owner."""
+
+    def known_as(id: str) -> str:
+        first = repeats.get(id, id)
+        return owners[first][0] if first in owners else first
+
+    return [
+        job._replace(after=tuple(dict.fromkeys(known_as(needed) for needed in job.after)))
+        for job in jobs
+        if known_as(job.id) == job.id
+    ]
 
 
 def _by_terms(jobs: Iterable[NewJob]) -> Iterable[tuple[Any, list[NewJob]]]:

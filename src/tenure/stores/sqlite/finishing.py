@@ -38,38 +38,56 @@ class Finishing(Enqueueing):
     def _finish(
         self, db: sqlite3.Connection, worker: int, ended: Sequence[outcome.Ended], now: int
     ) -> list[Accepted]:
-        ended = [self._without_bad_children(db, e) if _children(e) else e for e in ended]
+        verdicts, parameters = self._pass_fence(db, worker, ended, now)
+        bad = self._store_children(db, ended, verdicts, now)
+        if bad:
+            ended = [bad.get(index, end) for index, end in enumerate(ended)]
+            verdicts, parameters = self._pass_fence(db, worker, ended, now)
+        if "accepted" in verdicts:
+            stays = any(not isinstance(end.outcome, outcome.Completed) for end in ended)
+            self._end(db, parameters, stays)
+        return verdicts
+
+    def _pass_fence(
+        self, db: sqlite3.Connection, worker: int, ended: Sequence[outcome.Ended], now: int
+    ) -> tuple[list[Accepted], dict[str, Any]]:
+        """Put into `ended` what still holds its lease; nothing of any job is changed yet."""
         rows = to_json([finish_row(end) for end in ended])
         parameters = {"worker": worker, "rows": rows, "now": now, "audit": self.audit}
         db.execute("DELETE FROM temp.ended")
         passed = db.execute(self._sql["finish_fence"], parameters).rowcount
         if passed == len(ended):
-            verdicts: list[Accepted] = ["accepted"] * len(ended)
-        else:
-            accepted = set(db.execute(self._sql["finish_accepted"]))
-            repeated = set(db.execute(self._sql["finish_repeated"], parameters))
-            verdicts = [_verdict((e.id, e.lease_no), accepted, repeated) for e in ended]
-        if passed:
-            stays = any(not isinstance(end.outcome, outcome.Completed) for end in ended)
-            for end, verdict in zip(ended, verdicts, strict=True):
-                if verdict == "accepted" and _children(end):
-                    self._enqueue(db, _children(end), now, self._queues, False)
-            self._end(db, parameters, stays)
-        return verdicts
+            return ["accepted"] * passed, parameters
+        accepted = set(db.execute(self._sql["finish_accepted"]))
+        repeated = set(db.execute(self._sql["finish_repeated"], parameters))
+        return [_verdict((e.id, e.lease_no), accepted, repeated) for e in ended], parameters
 
-    def _without_bad_children(self, db: sqlite3.Connection, end: outcome.Ended) -> outcome.Ended:
-        """A run whose follow-ups cannot be stored has failed; its neighbours in the batch have
-        not. What can be wrong here is only what they wait for."""
-        db.execute("SAVEPOINT children")
-        try:
-            self._enqueue(db, _children(end), 0, self._queues, False)
-        except JobError as error:
-            failure = outcome.Failure(f"its follow-up jobs were refused: {error}", "BAD_CHILDREN")
-            return outcome.Ended(end.id, end.lease_no, end.duration_ms, outcome.Failed(failure))
-        finally:
-            db.execute("ROLLBACK TO children")
-            db.execute("RELEASE children")
-        return end
+    def _store_children(
+        self,
+        db: sqlite3.Connection,
+        ended: Sequence[outcome.Ended],
+        verdicts: list[Accepted],
+        now: int,
+    ) -> dict[int, outcome.Ended]:
+        """A run whose follow-ups cannot be stored has failed, its neighbours in the batch have
+        not: how those ended instead, by their place. All that can be wrong with follow-ups here
+        is what they wait for."""
+        bad: dict[int, outcome.Ended] = {}
+        for index, (end, verdict) in enumerate(zip(ended, verdicts, strict=True)):
+            if not _children(end) or verdict != "accepted" or _said_before(ended, index):
+                continue
+            db.execute("SAVEPOINT children")
+            try:
+                self._enqueue(db, _children(end), now, self._queues, False)
+            except JobError as error:
+                db.execute("ROLLBACK TO children")
+                why = outcome.Failure(f"its follow-up jobs were refused: {error}", "BAD_CHILDREN")
+                bad[index] = outcome.Ended(
+                    end.id, end.lease_no, end.duration_ms, outcome.Failed(why)
+                )
+            finally:
+                db.execute("RELEASE children")
+        return bad
 
     def _end(self, db: sqlite3.Connection, parameters: dict[str, Any], stays: bool) -> None:
         """What stands in `ended` has passed the fence: write its consequences."""
@@ -198,6 +216,11 @@ class _Settlement:
 
 def _children(end: outcome.Ended) -> tuple[NewJob, ...]:
     return end.outcome.children if isinstance(end.outcome, outcome.Completed) else ()
+
+
+def _said_before(ended: Sequence[outcome.Ended], index: int) -> bool:
+    """The same run twice in one batch: the first word counts."""
+    return any(ended[earlier].id == ended[index].id for earlier in range(index))
 
 
 def _verdict(

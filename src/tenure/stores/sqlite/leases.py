@@ -91,10 +91,10 @@ class Leases(Finishing):
             )
             db.execute("DELETE FROM temp.ended")
             db.execute(self._sql["finish_fence"], parameters)
-            self._end(db, parameters, stays=True)
             poisoned = db.execute(
                 "SELECT count(*) FROM temp.ended WHERE status = 'dead_letter'"
-            ).fetchone()[0]
+            ).fetchone()[0]  # now: whoever waited for them may leave through `ended` too
+            self._end(db, parameters, stays=True)
         return Rescue(len(held) - poisoned, poisoned)
 
     def retire(self, worker: int) -> None:
