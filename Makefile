@@ -37,8 +37,8 @@ check: $(DEV)  ## lint, format, types, import layers
 soak: $(DEV)  ## run the long tests that kill things at random
 	$(PYTEST) -m soak --timeout 3600 $(ARGS)
 
-bench: $(DEV)  ## measure, on an otherwise idle machine
-	$(PYTEST) -m bench --timeout 1800 -s $(ARGS)
+bench: $(RUN)  ## measure, on an otherwise idle machine
+	$(BIN)/tenure bench --all $(ARGS)
 
 clean:  ## remove the virtual environment, caches and builds
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -219,7 +219,7 @@ class App:
         return self.client.result(parse_id(id), timeout)
 
     async def aresult(self, id: object, timeout: float | None = None) -> Any:
-        return await self.client.in_thread(self.result, id, timeout)
+        return await self.client.aresult(parse_id(id), timeout)
 
     def stats(self) -> dict[str, Any]:
         """Counts by status and by queue, and who is working."""

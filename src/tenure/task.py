@@ -115,21 +115,23 @@ class Task(Generic[P, R]):
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
         """Store one request to run this task; durable when this returns."""
         return self._app.enqueue_jobs(
-            [self.job(*args, **kwargs)],
+            [self._job(self.signature.pack(args, kwargs))],
             conn=self._options.conn,
             on_conflict=self._options.on_conflict,
         )[0]
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
         receipts = await self._app.aenqueue_jobs(
-            [self.job(*args, **kwargs)],
+            [self._job(self.signature.pack(args, kwargs))],
             conn=self._options.conn,
             on_conflict=self._options.on_conflict,
         )
         return receipts[0]
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
-        """A job not yet stored, for `app.enqueue_many`."""
+        """A job not yet stored, for `app.enqueue_many` and `ctx.enqueue`."""
+        if self._options.conn is not None:
+            raise ConfigError("options(conn=…) is for .enqueue(); give conn= to app.enqueue_many()")
         return self._job(self.signature.pack(args, kwargs))
 
     def job_named(self, arguments: dict[str, Any]) -> NewJob:

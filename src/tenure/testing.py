@@ -1,26 +1,23 @@
 """For tests of programs that use Tenure: a fresh file, a clock to turn, jobs run in the test's
-own thread, and assertions about what was enqueued. With pytest, the fixtures come by themselves.
+own thread, assertions about what was enqueued. Under pytest the fixtures come by themselves.
 
-Nothing here pretends: jobs go through the real store, the claim, the run's own judgement and the
-fenced finish. What is missing is the worker around it: no processes, no lease renewal. For tests
-about those use `app.worker()` or `app.run_worker(drain=True)`.
-
-pytest loads this module before it does anything else, so the engine is imported where it is used.
+Jobs pass the real store, claim, judgement and fenced finish. What is missing is the worker around
+them (processes, renewal, cancelling what runs): test that with `app.worker()`.
 """
+# pytest imports this module before anything else: the engine is imported where it is used.
 
 from __future__ import annotations
 
-import contextvars
-import inspect
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextvars import copy_context
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from tenure import payload, policy
 from tenure.app import App
@@ -34,50 +31,29 @@ if TYPE_CHECKING:
     from tenure.engine.run import JobRun
     from tenure.outcome import Outcome
 
-RUNAWAY = 1000  # runs, then a drain without a limit says that it will not end
+RUNAWAY = 1000  # runs, then a drain without a limit says that it does not end
 SHOWN = 20  # jobs listed by a failed assertion
+FINAL = ("failed", "final_failure")
+HOOKS = {"Completed": ("complete",), "Retried": ("failed",), "Failed": FINAL, "Dead": FINAL}
 
 
 # -- a fresh file -------------------------------------------------------------------------------
 @contextmanager
-def use(app: App, path: str | os.PathLike[str] | None = None) -> Iterator[App]:
+def use(app: App, path: str | os.PathLike[str]) -> Iterator[App]:
     """Point an app at a fresh file for the length of a block, then back at its own store.
-
-    `path` is a directory (pytest's `tmp_path`) or a file that does not exist yet; without one the
-    file lives in a temporary directory and goes with it.
-    """
-    with ExitStack() as stack:
-        if path is None:
-            from tempfile import TemporaryDirectory
-
-            path = stack.enter_context(TemporaryDirectory(prefix="tenure-"))
-        before = app.settings
-        app.close()
-        app.settings = replace(before, url=f"sqlite:///{_fresh_file(os.path.abspath(path))}")
-        stack.callback(setattr, app, "settings", before)
-        stack.callback(app.close)
-        clock = _clock_of(app)
-        stack.enter_context(_replaced(app, {"now_ms": clock} if clock else {}))
-        if clock is not None:
-            clock.attach()
-        yield app
-        if clock is None:  # one that was made inside the block and never restored
-            vars(app).pop("now_ms", None)
-
-
-def _fresh_file(path: str) -> str:
+    `path` is the file, or a directory (pytest's `tmp_path`) to make one in."""
     if os.path.isdir(path):
-        names = (os.path.join(path, f"tenure-{number}.db") for number in count(1))
-        return next(name for name in names if not os.path.exists(name))
-    if os.path.exists(path):
-        raise ConfigError(
-            f"{path} exists, and a test wants a fresh file: give a directory, such as tmp_path"
-        )
-    return path
+        files = (os.path.join(path, f"tenure-{number}.db") for number in count(1))
+        path = next(file for file in files if not os.path.exists(file))
+    app.close()
+    settings = replace(app.settings, url=f"sqlite:///{os.path.abspath(path)}")
+    with _replaced(app, settings=settings, now_ms=app.now_ms), closing(app):
+        _clock_of(app)
+        yield app
 
 
 @contextmanager
-def _replaced(app: App, attributes: Mapping[str, Any]) -> Iterator[None]:
+def _replaced(app: App, **attributes: Any) -> Iterator[None]:
     """Attributes of this one app object, in front of those of its class."""
     own = vars(app)
     before = {name: own[name] for name in attributes if name in own}
@@ -91,66 +67,51 @@ def _replaced(app: App, attributes: Mapping[str, Any]) -> Iterator[None]:
 
 
 # -- the clock ----------------------------------------------------------------------------------
-class Clock:
+class Clock(AbstractContextManager["Clock"]):
     """The time by which an app's store decides what is due. It stands still until it is turned;
-    with `ticking=True` it runs on from where it was set. `with Clock(app) as clock:` puts the
-    real one back at the end, as does `restore()`."""
+    with `ticking=True` it runs on from where it was set. `restore()`, or the end of
+    `with Clock(app) as clock:`, brings the real one back."""
 
     def __init__(self, app: App, at: datetime | None = None, *, ticking: bool = False) -> None:
         self._app = app
         self._ticking = ticking
-        self._move(app.now_ms() if at is None else _ms(at))
         self._restore = ExitStack()
-        self._restore.enter_context(_replaced(app, {"now_ms": self}))
-        self.attach()
+        self.turn(app.now_ms() if at is None else _ms(at))
+        self._restore.enter_context(_replaced(app, now_ms=self))
 
     def __call__(self) -> int:
         """Milliseconds since 1970, as stores want them."""
-        if not self._ticking:
-            return self._ms
-        return self._ms + int((time.monotonic() - self._since) * 1000)
+        return self._ms + int((time.monotonic() - self._since) * 1000 if self._ticking else 0)
 
     def now(self) -> datetime:
         return datetime.fromtimestamp(self() / 1000, UTC)
 
     def set(self, to: datetime) -> None:
-        """Any time, also an earlier one."""
+        """Any time, also an earlier one. In inline mode what is due then runs now."""
         self.turn(_ms(to))
-        _work_inline(self._app)
+        if (bench := _bench_of(self._app)) is not None:
+            bench.work_now()
 
     def advance(self, by: float | timedelta) -> datetime:
-        """So many seconds on; the new time. In inline mode what is due then has run."""
-        seconds = by.total_seconds() if isinstance(by, timedelta) else by
-        if seconds < 0:
+        """So many seconds on; the new time. In inline mode what is due then runs now."""
+        by = by if isinstance(by, timedelta) else timedelta(seconds=by)
+        if by < timedelta(0):
             raise ConfigError("advance() goes forward; set() can go back")
-        self.turn(self() + round(seconds * 1000))
-        _work_inline(self._app)
+        self.set(self.now() + by)
         return self.now()
 
     def turn(self, ms: int) -> None:
-        self._move(ms)
-        self.attach()
-
-    def attach(self) -> None:
-        """An app that was closed has opened another store since: that one gets the clock too."""
-        file: Any = getattr(self._app.store, "file", None)
-        if file is None:
-            raise ConfigError("tenure.testing.Clock works on SQLite stores only")
+        """`set` that runs nothing. The store an app opened after a `close` gets the clock too."""
+        self._ms, self._since = ms, time.monotonic()
+        file: Any = self._app.store.file  # type: ignore[attr-defined]  # SQLite's
         if file.clock is not self:
             self._restore.callback(setattr, file, "clock", file.clock)
             file.clock = self
 
-    def restore(self) -> None:
+    def restore(self, *error: object) -> None:
         self._restore.close()
 
-    def _move(self, ms: int) -> None:
-        self._ms, self._since = ms, time.monotonic()
-
-    def __enter__(self) -> Clock:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.restore()
+    __exit__ = restore
 
 
 def _ms(at: datetime) -> int:
@@ -158,25 +119,23 @@ def _ms(at: datetime) -> int:
 
 
 def _clock_of(app: App) -> Clock | None:
+    """The clock a test has given this app, now at work in the store it uses."""
     found = vars(app).get("now_ms")
-    return found if isinstance(found, Clock) else None
+    if not isinstance(found, Clock):
+        return None
+    found.turn(found())
+    return found
 
 
 # -- running jobs here --------------------------------------------------------------------------
 @contextmanager
 def inline(app: App, *, raise_failures: bool = True) -> Iterator[None]:
     """Inside the block an enqueue returns when its job, and whatever else is due, has run.
-
     A run that fails (for good, or to be retried) raises JobFailed from the enqueue, caused by the
-    handler's own exception. What a handler enqueues runs after it, as it would in a worker.
-    """
-    with _Bench(app, raise_failures=raise_failures) as bench:
-        doors = {
-            "enqueue_many": bench.enqueue,
-            "enqueue_jobs": bench.enqueue,
-            "aenqueue_jobs": bench.aenqueue,
-        }
-        with _replaced(app, doors):
+    handler's own exception. What a handler enqueues runs after it, as it would in a worker."""
+    with _Bench(app, None, raise_failures) as bench:
+        doors = {"enqueue_many": bench.enqueue, "enqueue_jobs": bench.enqueue}
+        with _replaced(app, aenqueue_jobs=bench.aenqueue, **doors):
             yield
 
 
@@ -188,77 +147,46 @@ def drain(
     until_empty: bool = False,
     raise_failures: bool = False,
 ) -> Summary:
-    """Run what is due, one job after another, in this thread: by queue (critical first), then as
-    a worker claims. `limit` stops after so many runs. `until_empty` turns the clock on to what is
-    due later (retries too) until nothing is; without a `Clock` of yours, for this call only."""
-    outer = _inline_bench(app)
+    """Run what is due, one job after another in this thread: critical first, then queue by queue
+    in the order of a claim. `limit` stops after so many runs. `until_empty` also turns the clock
+    (your `Clock`, else one for this call) on to what is due later, such as retries."""
+    outer, clock = _bench_of(app), _clock_of(app)
     with ExitStack() as stack:
-        clock = _clock_of(app)
-        if clock is not None:
-            clock.attach()
-        elif until_empty:
+        if outer is not None and outer.busy.acquire(blocking=False):
+            stack.callback(outer.busy.release)  # what handlers enqueue is left to this drain
+        if clock is None and until_empty:
             clock = stack.enter_context(Clock(app))
-        bench = stack.enter_context(
-            _Bench(app, queues, raise_failures=raise_failures, busy=outer and outer.busy)
-        )
-        with bench.alone() as free:
-            if free:
-                bench.work(limit, clock if until_empty else None)
-        return bench.summary()
+        bench = stack.enter_context(_Bench(app, queues, raise_failures))
+        return bench.work(limit, clock if until_empty else None)
 
 
-def _inline_bench(app: App) -> _Bench | None:
+def _bench_of(app: App) -> _Bench | None:
+    """Set while the app is in inline mode."""
     found = getattr(vars(app).get("enqueue_jobs"), "__self__", None)
     return found if isinstance(found, _Bench) else None
 
 
-def _work_inline(app: App) -> None:
-    bench = _inline_bench(app)
-    if bench is not None:
-        bench.work_now()
+class _Bench(AbstractContextManager["_Bench"]):
+    """A worker in the thread that asks: claims, runs and finishes one job after another. Asked
+    while somebody is at it (by a handler, by another thread), it leaves the work to them."""
 
+    def __init__(self, app: App, queues: str | Sequence[str] | None, raise_failures: bool) -> None:
+        from asyncio import Runner, new_event_loop
 
-class _Bench:
-    """Claims, runs and finishes in the thread that asks. Work asked for meanwhile, by a handler
-    or by another thread, is left to the one who is at it."""
-
-    def __init__(
-        self,
-        app: App,
-        queues: str | Sequence[str] | None = None,
-        *,
-        raise_failures: bool,
-        busy: threading.Lock | None = None,
-    ) -> None:
-        import asyncio
-
-        from tenure.engine.desk import Desk
-        from tenure.engine.finisher import Finisher
         from tenure.engine.plan import parse_queues
 
-        self._app = app
+        self._app, self._raise = app, raise_failures
         self._queues = parse_queues(queues)
-        self._raise = raise_failures
-        self._failures: list[JobFailed] = []
-        self._desk = Desk(app)
-        self._finisher = Finisher(app.store)
-        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-        self._begun = time.monotonic()
+        self._runner = Runner(loop_factory=new_event_loop)  # one: handlers keep things open in it
         self._asked = False
-        self.busy = busy or threading.Lock()
-
-    def __enter__(self) -> _Bench:
-        return self
+        self.busy = threading.Lock()
 
     def __exit__(self, *error: object) -> None:
         self._runner.close()
 
-    # -- inline mode: what stands in for the app's own enqueue ----------------------------------
-    def enqueue(
-        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: str = "return"
-    ) -> list[Receipt]:
-        receipts = self._app.client.enqueue(jobs, conn=conn, on_conflict=on_conflict)
-        if conn is None:  # else it is the caller's to commit first
+    def enqueue(self, jobs: Sequence[NewJob], *, conn: Any = None, **more: Any) -> list[Receipt]:
+        receipts = self._app.client.enqueue(jobs, conn=conn, **more)
+        if conn is None:  # else its owner has to commit first
             self.work_now()
         return receipts
 
@@ -266,113 +194,208 @@ class _Bench:
         return await self._app.client.in_thread(self.enqueue, jobs, **more)
 
     def work_now(self) -> None:
-        clock = _clock_of(self._app)
-        if clock is not None:
-            clock.attach()
         self._asked = True
-        while self._asked:  # asked for again between the last claim and the lock's release
-            with self.alone() as free:
-                if not free:
-                    return
+        # Again when somebody has asked between our last claim and the release.
+        while self._asked and self.busy.acquire(blocking=False):
+            try:
                 self._asked = False
-                self.work(None, None)
-
-    @contextmanager
-    def alone(self) -> Iterator[bool]:
-        free = self.busy.acquire(blocking=False)
-        try:
-            yield free
-        finally:
-            if free:
+                self.work()
+            finally:
                 self.busy.release()
 
-    # -- claim, run, finish ---------------------------------------------------------------------
-    def work(self, limit: int | None, clock: Clock | None) -> None:
-        from tenure.engine import host
-        from tenure.engine.finisher import Finisher
+    def work(self, limit: int | None = None, clock: Clock | None = None) -> Summary:
+        from tenure.engine import desk, finisher, host, plan
 
-        app, store = self._app, self._app.store
+        app, store, begun = self._app, self._app.store, time.monotonic()
+        _clock_of(app)
         info = host.identify(host.new_worker_id(), app.settings.lease_seconds, {"name": "testing"})
+        self._desk, self._finisher = desk.Desk(app), finisher.Finisher(store)
         self._desk.worker = store.register(info)
-        counts, self._finisher = self._finisher.counts, Finisher(store)
-        self._finisher.counts = counts
+        self._failures: list[JobFailed] = []
         try:
-            for runs in count():
-                if runs == (RUNAWAY if limit is None else limit):
+            for _ in range(RUNAWAY if limit is None else limit):
+                if (job := self._next(clock)) is None:
                     break
-                job = self._next(clock)
-                if job is None:
-                    break
-                self._one(job)
+                self._run(job)
         finally:
             store.retire(self._desk.worker)
-        if limit is None and runs == RUNAWAY:
+        if limit is None and job is not None:
             raise JobError(
-                f"{RUNAWAY} jobs have run and there may be more: does a task enqueue or snooze "
-                "itself for ever? drain(app, limit=…) stops after so many runs."
+                f"{RUNAWAY} jobs have run and it goes on: does a task enqueue or snooze itself for "
+                "ever? drain(app, limit=…) stops after as many as you say"
             )
         if self._raise and self._failures:
-            failure, self._failures = self._failures[0], []
-            raise failure
+            raise self._failures[0]
+        counts = {n: c for n, c in self._finisher.counts.items() if n in plan.Summary._fields}
+        left = {status: n for status, n in store.totals().items() if n and status == "queued"}
+        return plan.Summary(**counts, seconds=time.monotonic() - begun, left=left)
 
     def _next(self, clock: Clock | None) -> ClaimedJob | None:
-        """The next job due, turning the clock when there is one to turn."""
-        store = self._app.store
+        """The next job due, after turning the clock if there is one to turn."""
+        store, types = self._app.store, frozenset(self._app.tasks)
         while True:
-            claim = store.claim(
-                self._desk.worker,
-                [(name, 1) for name in self._open_queues()],
-                frozenset(self._app.tasks),
-                limit=1,
-            )
+            known = store.queue_names()
+            names = [n for n in known if self._queues is None or n in self._queues]
+            names.sort(key=lambda name: (-policy.QUEUE_WEIGHTS.get(name, 1.0), name))
+            wants = [(name, 1) for name in names if not known[name]]
+            claim = store.claim(self._desk.worker, wants, types, limit=1)
             if claim.jobs:
                 return claim.jobs[0]
             if claim.more or claim.unknown or store.settle_dependants():
-                continue
-            due = None if clock is None else self._next_due()
-            if clock is None or due is None:
+                continue  # unknown types were put off: what is behind them may be for us
+            if clock is None:
                 return None
-            clock.turn(_ms(due))
+            # Not `store.next_due`: it counts unknown types, which are put off for ever.
+            queued = [j for j in self._app.find(status="queued") if j.type in types]
+            later = [_ms(j.scheduled_at) for j in queued if (j.queue, 1) in wants]
+            later = [due for due in later if due > clock()]
+            if not later:
+                return None
+            clock.turn(min(later))
 
-    def _open_queues(self) -> list[str]:
-        known = self._app.store.queue_names()
-        names = [name for name, paused in known.items() if not paused]
-        wanted = names if self._queues is None else [n for n in names if n in self._queues]
-        return sorted(wanted, key=lambda name: (-policy.QUEUE_WEIGHTS.get(name, 1.0), name))
-
-    def _next_due(self) -> datetime | None:
-        """Of the jobs that could run here. Unknown types are not among them: a claim puts them
-        off again and again."""
-        now, queues = self._app.store.file.clock(), self._open_queues()  # type: ignore[attr-defined]
-        return min(
-            (
-                job.scheduled_at
-                for job in self._app.find(status="queued")
-                if job.queue in queues and job.type in self._app.tasks
-                and _ms(job.scheduled_at) > now
-            ),
-            default=None,
-        )  # fmt: skip
-
-    def _one(self, job: ClaimedJob) -> None:
+    # -- what `engine/executor.py` does, without its threads -------------------------------------
+    def _run(self, job: ClaimedJob) -> None:
         from tenure import outcome
         from tenure.engine.run import JobRun
         from tenure.engine.wire import Assignment
 
         run = JobRun(Assignment(0, job), self._app.tasks[job.type], self._desk)
-        how: Outcome = outcome.Released("the test was interrupted")
+        run.begun = time.monotonic()
+        how: Outcome = outcome.Released("the test was interrupted")  # Ctrl-C, pytest.fail
         error: BaseException | None = None
         try:
-            how, error = self._perform(run)
-            self._announce(run, how)
+            how, error = self._outcome(run)
+            failure, result = getattr(how, "failure", None), getattr(how, "result", None)
+            for kind in HOOKS.get(type(how).__name__, ()):
+                said = None if failure is None else failure.message
+                self._desk.tell(Lifecycle.ended(kind, job, result, said))
         finally:
             if run.lost:
                 how = outcome.Released("its lease was lost")
-            said = run.progress is not None and not run.settled
-            progress = [(job.id, job.lease_no, str(run.progress))] if said else []
-            self._finisher.add(
-                [outcome.Ended(job.id, job.lease_no, run.lasted_ms(), how)], progress
-            )
+            report = None if run.settled else run.progress
+            ended = outcome.Ended(job.id, job.lease_no, run.lasted_ms(), how)
+            self._finisher.add([ended], [(job.id, job.lease_no, report)] if report else [])
             self._finisher.flush(self._desk.worker)
-        if isinstance(how, outcome.Failed | outcome.Dead | outcome.Retried):
-            self._failures.append(_failure(job, how, error))
+        if failure is not None and (after := self._app.get(job.id)) is not None:
+            message = f"job {job.id} ({job.type}) failed, now {after.status}: {failure.message}"
+            self._failures.append(JobFailed(message, status=after.status, code=failure.code))
+            self._failures[-1].__cause__ = error
+
+    def _outcome(self, run: JobRun) -> tuple[Outcome, BaseException | None]:
+        from asyncio import CancelledError
+
+        from tenure.engine.run import acting_as, call, judge_error, judge_value
+
+        try:
+            with acting_as(run.job):
+                self._desk.tell(Lifecycle("start", run.job))
+                value = call(run)
+                if run.task.signature.is_async:
+                    value = self._awaited(run, value)
+            return judge_value(value, run), None
+        except (Exception, CancelledError, JobCancelled, SystemExit) as error:
+            return judge_error(error, run), error
+
+    def _awaited(self, run: JobRun, handler: Coroutine[Any, Any, Any]) -> Any:
+        import asyncio
+        from concurrent.futures import ThreadPoolExecutor
+
+        async def to_its_end() -> Any:
+            async with asyncio.timeout(run.job.timeout_ms / 1000):
+                return await handler
+
+        run_it, context = self._runner.run, copy_context()
+        if asyncio._get_running_loop() is None:
+            return run_it(to_its_end(), context=context)
+        with ThreadPoolExecutor(1) as pool:  # an `async def` test that calls `enqueue`
+            return pool.submit(run_it, to_its_end(), context=context).result()
+
+
+# -- assertions ---------------------------------------------------------------------------------
+class Where(TypedDict, total=False):
+    """Which jobs of a task: `args` are some of its arguments."""
+
+    args: dict[str, Any] | None
+    queue: str | None
+    key: str | None
+    org: str | None
+    status: str | None
+
+
+def enqueued(app: App, task: Task[..., Any] | str | None = None) -> list[Job]:
+    """Every job of the app's store, or of one task, whatever became of it; oldest first."""
+    return [*app.find()][::-1] if task is None else _found(app, task)[0]
+
+
+def assert_enqueued(
+    app: App, task: Task[..., Any] | str, *, times: int | None = None, **where: Unpack[Where]
+) -> list[Job]:
+    """The jobs of a task that fit `args=`, `queue=`, `key=`, `org=` and `status=`: at least one,
+    or exactly `times`. Else an AssertionError that lists what there is instead."""
+    __tracebackhide__ = True
+    jobs, wanted = _found(app, task, **where)
+    if len(jobs) == times or (times is None and jobs):
+        return jobs
+    number = "at least one job" if times is None else f"exactly {times}"
+    raise AssertionError(f"expected {number} of {wanted}, found {len(jobs)}. {_listed(app)}")
+
+
+def refute_enqueued(app: App, task: Task[..., Any] | str, **where: Unpack[Where]) -> None:
+    """No job of the task fits."""
+    __tracebackhide__ = True
+    assert_enqueued(app, task, times=0, **where)
+
+
+def _found(
+    app: App, task: Task[..., Any] | str, args: dict[str, Any] | None = None, **where: str | None
+) -> tuple[list[Job], str]:
+    """What fits, oldest first, and in words what was asked for."""
+    task, args = task if isinstance(task, Task) else app.find_task(task), args or {}
+    if strange := sorted(args.keys() - set(task.signature.names)):
+        takes = ", ".join(task.signature.names)
+        raise ConfigError(f"Task {task.name!r} has no {', '.join(strange)}; it takes ({takes})")
+    try:
+        stored = payload.decode(task.signature.encode(args, "args"))  # datetimes and the like
+    except PayloadError:
+        stored = args  # only to be compared, such as mock.ANY
+    jobs = [
+        job
+        for job in app.find(type=task.name, **where)
+        if all(n in job.payload and job.payload[n] in (args[n], stored[n]) for n in args)
+    ]
+    details = "".join(f", {name} {value!r}" for name, value in where.items())
+    return jobs[::-1], f"{task.name!r}{f' with {args}' if args else ''}{details}"
+
+
+def _listed(app: App) -> str:
+    jobs = enqueued(app)
+    lines = [f"There are {len(jobs)} jobs{', the last:' if jobs else '.'}"]
+    for job in jobs[-SHOWN:]:
+        columns = f"queue={job.queue} status={job.status} org={job.org} key={job.key}"
+        lines.append(f"  {job.type} {job.payload} {columns}")
+    return "\n".join(lines)
+
+
+# -- fixtures -----------------------------------------------------------------------------------
+try:
+    import pytest
+except ImportError:  # with unittest there is everything but these
+    pass
+else:
+
+    @pytest.fixture
+    def tenure_url(tmp_path: os.PathLike[str]) -> str:
+        """A database of this test alone."""
+        return f"sqlite:///{tmp_path}/tenure.db"
+
+    @pytest.fixture
+    def tenure_app(tenure_url: str) -> Iterator[App]:
+        """An app without tasks on that database. Override it to test your own: see `use`."""
+        with closing(App(tenure_url)) as app:
+            yield app
+
+    @pytest.fixture
+    def tenure_clock(tenure_app: App) -> Iterator[Clock]:
+        """The clock of `tenure_app`, standing still at now."""
+        with Clock(tenure_app) as clock:
+            yield clock

@@ -38,8 +38,8 @@ def test_filters(stage: Stage) -> None:
     assert found("--queue", "q:notifications") == ["retried", "completed"]
     assert found("--org", "acme") == ["cancelled"]
     assert found("--key", "welcome:7") == ["completed"]
-    assert found("--dead") == ["dead_letter", "failed"]
-    assert found("--dead", "--status", "failed") == ["failed"]
+    assert found("--dead", "--flat") == ["dead_letter", "failed"]
+    assert found("--dead", "--flat", "--status", "failed") == ["failed"]
     assert found("--queue", "q:deadletter") == ["dead_letter", "failed"]
     assert found("--limit", "1") == ["queued"]
     assert stage.tenure.shop("jobs", "--type", "nope").out == "no jobs\n"

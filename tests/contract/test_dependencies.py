@@ -323,15 +323,15 @@ def test_the_janitor_gets_through_more_than_one_page(store: Store) -> None:
 
 
 def test_a_need_that_completed_unseen_is_seen_by_the_janitor(
-    store: Store, sql: Callable[[str], Any]
+    store: Store, connection: Any
 ) -> None:
     no = worker(store)
     need = put(store)
     last = put(store, after=(need,))
     finish(store, no, claim_one(store, no), Completed())
     # As if the finish had not seen the edge (another store's race): wind it back.
-    sql("UPDATE tenure_edges SET met = 0")
-    sql("UPDATE tenure_jobs SET waits = 1")
+    connection.execute("UPDATE tenure_edges SET met = 0")
+    connection.execute("UPDATE tenure_jobs SET waits = 1")
     assert claim(store, no) == []
 
     assert store.settle_dependants() == 1

@@ -273,7 +273,7 @@ def test_result_is_late_or_fails(app: tenure.App) -> None:
     def work() -> None: ...
 
     receipt = work.enqueue()
-    with pytest.raises(TimeoutError, match=r"still queued after 0\.05 s"):
+    with pytest.raises(TimeoutError, match=r"has not ended within 0\.05 s"):
         app.result(receipt.id, timeout=0.05)
     app.cancel(receipt.id, reason="changed my mind")
     with pytest.raises(tenure.JobFailed, match="cancelled: changed my mind"):

@@ -51,6 +51,8 @@ def test_defaults():
         "sqlite_module": "sqlite3",
         "busy_timeout": 15.0,
         "log_level": "INFO",
+        "log_format": "text",
+        "cancel_grace_seconds": 10.0,
     }
     with pytest.raises(FrozenInstanceError):
         settings.url = "x"  # type: ignore[misc]

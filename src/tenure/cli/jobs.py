@@ -382,7 +382,7 @@ def gauge(part: float) -> str:
 
 def _clock(job: Job, now: datetime.datetime) -> str:
     since = job.started_at if job.status == "in_progress" else job.created_at
-    return "" if since is None else f"  {output.span((now - since).total_seconds())}"
+    return "" if since is None else f"  {output.span(max(1, round((now - since).total_seconds())))}"
 
 
 # ------------------------------------------------------------------------------- audit trail

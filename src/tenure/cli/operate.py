@@ -121,11 +121,8 @@ def operate(args: argparse.Namespace) -> int:
             _say_verdicts(unfit, verb, fit=False)
         verdicts = _apply(app, list(chosen), args, verb)
     _report(verdicts, unfit, args, verb)
-    if len(verdicts) < len(chosen):
-        output.complain(
-            f"stopped: {output.count(len(chosen) - len(verdicts), 'job')} of {len(chosen):,} "
-            "left as they were"
-        )
+    if left := len(chosen) - len(verdicts):
+        output.complain(f"stopped: {left:,} of {len(chosen):,} jobs were left as they were")
         raise KeyboardInterrupt  # which is what it was, and sets the exit code
     return 1 if unfit else 0
 
@@ -212,7 +209,7 @@ def _agreed(chosen: dict[str, Fingerprint], args: argparse.Namespace, verb: Verb
         dead.print_counts(chosen.values())
         output.flush()
     takes = f", {_spread(len(chosen), args.rate)}" if args.rate else ""
-    return _asked(f"{verb.name} {output.count(len(chosen), 'job')}{takes}? [y/N] ")
+    return _asked(f"{verb.name.capitalize()} {output.count(len(chosen), 'job')}{takes}? [y/N] ")
 
 
 def _somebody() -> bool:
@@ -243,6 +240,8 @@ def _speed(rate: float) -> str:
 def _apply(app: App, ids: list[str], args: argparse.Namespace, verb: Verb) -> dict[str, str]:
     """Batch by batch, so that workers get their turn at the database in between. Fewer verdicts
     than ids: Ctrl-C came between two batches."""
+    from functools import partial
+
     more: dict[str, Any] = {"actor": target.operator(), "org": args.org}
     if verb.name != "replay":
         more["reason"] = args.reason
@@ -259,7 +258,7 @@ def _apply(app: App, ids: list[str], args: argparse.Namespace, verb: Verb) -> di
                 batch = call(ids[start : start + size], **more)
                 verdicts |= batch
                 if args.json:
-                    line.above(lambda batch=batch: _say_verdicts(batch, verb, fit=True))
+                    line.above(partial(_say_verdicts, batch, verb, fit=True))
         finally:
             line.clear()
     return verdicts
@@ -310,12 +309,13 @@ def _interruptible() -> Iterator[threading.Event]:
     import threading
 
     stop = threading.Event()
+    before = signal.getsignal(signal.SIGINT)
 
     def ask(*_: object) -> None:
         stop.set()
         signal.signal(signal.SIGINT, before)
 
-    before = signal.signal(signal.SIGINT, ask)
+    signal.signal(signal.SIGINT, ask)
     try:
         yield stop
     finally:
@@ -373,7 +373,8 @@ def _edit(payload: dict[str, Any], use: Callable[[str], None]) -> bool:
         file.write_text(json.dumps(payload, indent=2, ensure_ascii=False) + "\n", "utf-8")
         while True:
             before = file.read_text("utf-8")
-            if subprocess.run([*shlex.split(editor), str(file)], check=False).returncode:
+            command = [*shlex.split(editor), str(file)]
+            if subprocess.run(command, check=False).returncode:  # noqa: S603  the user's own
                 raise ConfigError(f"{editor} failed; nothing was done")
             text = file.read_text("utf-8")
             if text == before:
@@ -384,7 +385,7 @@ def _edit(payload: dict[str, Any], use: Callable[[str], None]) -> bool:
                 if not _somebody():
                     raise
                 output.complain(str(error))
-                if not _asked("edit again? [y/N] "):
+                if not _asked("Edit again? [y/N] "):
                     return False
             else:
                 return True

@@ -42,27 +42,23 @@ class Client:
 
     def result(self, id: str, timeout: float | None, org: str | None = None) -> Any:
         """Wait for the end of a job; looks often at first, then ten times a second."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        pause = 0.002
-        while True:
-            job = self.store.get(id, org=org)
-            if job is None:
-                raise JobNotFound(f"there is no job {id}")
-            if job.status == "completed":
+        for pause in _pauses(timeout):
+            job = _ended(id, self.store.get(id, org=org))
+            if job is not None:
                 return job.result
-            if job.terminal:
-                raise JobFailed(
-                    f"job {id} ({job.type}) ended {job.status}: {job.error or 'no reason given'}",
-                    status=job.status,
-                    code=job.error_code,
-                )
-            if deadline is not None and time.monotonic() + pause > deadline:
-                raise TimeoutError(
-                    f"job {id} ({job.type}) is still {job.status} after {timeout:g} s; it goes on "
-                    "without you: ask again later, or `tenure job` it to see why"
-                )
             time.sleep(pause)
-            pause = min(pause * 1.5, 0.1)
+        raise _too_late(id, timeout)
+
+    async def aresult(self, id: str, timeout: float | None, org: str | None = None) -> Any:
+        """The same without a thread held while it waits."""
+        import asyncio
+
+        for pause in _pauses(timeout):
+            job = _ended(id, await self.in_thread(self.store.get, id, org=org))
+            if job is not None:
+                return job.result
+            await asyncio.sleep(pause)
+        raise _too_late(id, timeout)
 
     def find(self, where: Filter) -> Iterator[Job]:
         """Page by page: no cursor stays open while the caller works."""
@@ -94,3 +90,34 @@ class Client:
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
+
+
+def _pauses(timeout: float | None) -> Iterator[float]:
+    deadline = float("inf") if timeout is None else time.monotonic() + timeout
+    pause = 0.002
+    while True:
+        left = deadline - time.monotonic()
+        yield max(0.0, min(pause, left))
+        if left <= 0:
+            return
+        pause = min(pause * 1.5, 0.1)
+
+
+def _ended(id: str, job: Job | None) -> Job | None:
+    """The job if it has completed; None while it may still. Any other end is raised."""
+    if job is None:
+        raise JobNotFound(f"there is no job {id}")
+    if job.terminal and job.status != "completed":
+        raise JobFailed(
+            f"job {id} ({job.type}) ended {job.status}: {job.error or 'no reason given'}",
+            status=job.status,
+            code=job.error_code,
+        )
+    return job if job.terminal else None
+
+
+def _too_late(id: str, timeout: float | None) -> TimeoutError:
+    return TimeoutError(
+        f"job {id} has not ended within {timeout:g} s; it goes on without you: ask again later, or "
+        f"`tenure job {id}` to see why"
+    )

@@ -16,9 +16,9 @@ from tenure.engine.wire import Assignment, Cancel, FromChild, Pipe, Run, Stop, T
 from tenure.job import ClaimedJob
 
 AHEAD_SECONDS = 0.05  # claim ahead what the child empties in this time, at its measured rate
-MOST_AHEAD = 2000
+MOST_AHEAD = 1000  # a batch of this size holds the write lock for about 15 ms
 SLOTS = 10_000 + MOST_AHEAD  # the most concurrency the settings allow, and what is claimed ahead
-RATE_WINDOW = 0.25
+RATE_WINDOW = 0.05  # of work: the time a child waits for jobs says nothing about its rate
 
 
 class Channel(Protocol):
@@ -53,6 +53,7 @@ class Child:
         self._lock = threading.Lock()
         self._rate = 0.0
         self._counted = 0
+        self._worked = 0.0  # seconds
         self._since = time.monotonic()
 
     @property
@@ -72,7 +73,7 @@ class Child:
             if self.gone:
                 return False
             if not self.holds:
-                self._counted, self._since = 0, time.monotonic()
+                self._since = time.monotonic()
             for job in jobs:
                 slot = self._free_slots.pop()
                 self.board.assign(slot, job.id)
@@ -99,15 +100,18 @@ class Child:
                     del self.holds[id]
                     self.cancels.pop(id, None)
                     self._free_slots.append(held[1])
+            self._measure(len(runs))
         self.useful = self.useful or bool(runs)
-        self._measure(len(runs))
 
     def _measure(self, count: int) -> None:
+        """Jobs per second of work: the clock runs while it holds any."""
+        now = time.monotonic()
         self._counted += count
-        passed = time.monotonic() - self._since
-        if passed >= RATE_WINDOW or (self._rate == 0 and passed > 0.005):
-            self._rate = self._counted / passed
-            self._counted, self._since = 0, time.monotonic()
+        self._worked += now - self._since
+        self._since = now
+        if self._worked >= RATE_WINDOW or (self._rate == 0 and self._worked > 0.005):
+            self._rate = self._counted / self._worked
+            self._counted, self._worked = 0, 0.0
 
     def overdue(self, now: float, grace: float) -> ClaimedJob | None:
         """A job whose time-out, or patience after a cancellation, has passed in silence."""

@@ -55,6 +55,7 @@ class Pump:
         self.alone: frozenset[str] = frozenset()
         self.finisher = Finisher(store)
         self.claiming = True
+        self.busy = False
         self.drained = False
 
     def poke(self) -> None:
@@ -71,13 +72,18 @@ class Pump:
             try:
                 if self.finisher.pending:
                     self._roster.drop(self.finisher.flush(self._roster.worker))
+                # Said before `claiming` is read: whoever has stopped the claiming and sees us not
+                # busy knows that no claimed job is on its way to a child.
+                self.busy = True
                 claimed = self._claim_and_hand() if self.claiming else 0
+                self.busy = False
                 if claimed or self.finisher.pending:
                     continue
                 self._check_drained()
                 pause = self._sleep() if self.claiming else STOPPED_PAUSE
                 self._failures = 0
             except StoreError as error:
+                self.busy = False
                 self._back_off(error, over)
                 continue
             self._poked.wait(pause)
@@ -112,9 +118,7 @@ class Pump:
         if self._roster.embedded:
             return bool(waiting)
         suspects = sum(job.crashes > 0 for job in waiting)
-        return (
-            suspects > self._plan.concurrency or len(waiting) - suspects > 2 * self._plan.solos
-        )
+        return suspects > self._plan.concurrency or len(waiting) - suspects > 2 * self._plan.solos
 
     def _claim(self, free: int) -> list[ClaimedJob]:
         """Turns between queues by weight first; then what they left, to whoever has more."""

@@ -14,7 +14,7 @@ from typing import Any
 from tenure import context, outcome, payload, policy, secrecy
 from tenure.engine.desk import Desk
 from tenure.engine.wire import Assignment
-from tenure.errors import JobCancelled, LeaseLost, PayloadError
+from tenure.errors import ConfigError, JobCancelled, LeaseLost, PayloadError
 from tenure.job import Actor, ClaimedJob, NewJob
 from tenure.task import Task
 
@@ -26,7 +26,8 @@ class JobRun:
 
     __slots__ = (
         "begun", "cancel_by", "cancel_reason", "children", "deadline", "desk", "done", "job",
-        "lost", "progress", "progress_due", "settled", "slot", "task", "timed_out", "waiter",
+        "lost", "progress", "progress_due", "result", "settled", "slot", "task", "timed_out",
+        "waiter",
     )  # fmt: skip
 
     def __init__(self, assignment: Assignment, task: Task[..., Any], desk: Desk) -> None:
@@ -42,6 +43,7 @@ class JobRun:
         self.timed_out = False
         self.done = False
         self.settled = False
+        self.result: str | None = None  # what its own transaction has stored
         self.children: list[NewJob] = []
         self.progress: str | None = None
         self.progress_due = 0.0
@@ -75,9 +77,15 @@ class JobRun:
     def _transaction(self, result: Callable[[], Any]) -> Iterator[Any]:
         def completed() -> tuple[outcome.Completed, int]:
             value = result()
-            text = None if value is None else self.task.pack_result(value)
-            return outcome.Completed(text, tuple(self.children)), self.lasted_ms()
+            self.result = None if value is None else self.task.pack_result(value)
+            return outcome.Completed(self.result, tuple(self.children)), self.lasted_ms()
 
+        if self.waiter is not None:
+            raise ConfigError(
+                "on SQLite ctx.transaction() works in `def` handlers: it holds the file's only "
+                "write lock, and this `async def` handler shares its thread with others. Make "
+                "the handler a `def`."
+            )
         try:
             with self.desk.transaction(self.job, completed) as connection:
                 yield connection
@@ -127,13 +135,13 @@ def why_stopped(run: JobRun) -> BaseException:
 def judge_value(value: Any, run: JobRun) -> outcome.Outcome:
     """A returned value as an outcome."""
     if run.settled:
-        return outcome.Completed(settled=True)
+        return outcome.Completed(run.result, settled=True)
     if value is None:
         return outcome.Completed(None, tuple(run.children))
     if isinstance(value, context.Snooze):
         return outcome.Snoozed(policy.delay_seconds(value.seconds))
     if isinstance(value, context.Cancel):
-        return outcome.Cancelled(value.reason)
+        return outcome.Cancelled(secrecy.scrub(value.reason, run.job.payload))
     if isinstance(value, context.Fail):
         reason = secrecy.scrub(value.reason, run.job.payload)
         return outcome.Failed(outcome.Failure(reason, value.code))
@@ -157,7 +165,9 @@ def judge_error(error: BaseException, run: JobRun) -> outcome.Outcome:
 
 def _judge_error(error: BaseException, run: JobRun) -> outcome.Outcome:
     if run.settled:
-        return outcome.Completed(settled=True)
+        what = describe(error, run.job.payload).message
+        log.warning("job %s is over, its transaction committed; ignored: %s", run.job.id, what)
+        return outcome.Completed(run.result, settled=True)
     if isinstance(error, JobCancelled) and not run.timed_out:
         return outcome.Cancelled(str(error))
     if isinstance(error, JobCancelled):

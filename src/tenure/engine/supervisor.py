@@ -38,7 +38,6 @@ from tenure.wakeup import Wakeup
 
 log = logging.getLogger("tenure.worker")
 
-AGAIN_FIRST, AGAIN_LAST = 0.002, 0.5
 LOOK_EVERY = 1.0
 BUSY_LOOK_EVERY = 0.25  # time-outs are looked at this often while anything runs
 HARD_GRACE = 1.5  # past its time-out plus this, a silent child is killed
@@ -180,7 +179,9 @@ class Supervisor:
             self._give_up_waiting()
 
     def _finished(self) -> bool:
-        return self._stopping and not self._roster.holding() and not self._pump.finisher.pending
+        if not self._stopping or self._pump.busy:
+            return False
+        return not self._roster.holding() and not self._pump.finisher.pending
 
     def _add_child(self, job: ClaimedJob | None = None) -> None:
         """A new child; with a job, one that runs it alone."""
@@ -188,9 +189,7 @@ class Supervisor:
         child = self._start(1 if solo else self._plan.concurrency, solo=solo)
         child.cancel_grace = self._settings.cancel_grace_seconds
         if job is not None:
-            child.hand(
-                [job], self._roster.worker
-            )  # waits in the pipe until the child is ready for it
+            child.hand([job], self._roster.worker)  # waits in the pipe until the child is ready
         self._roster.add(child)
 
     def _bury(self, child: Child) -> None:
@@ -339,14 +338,9 @@ class Supervisor:
 
     # -- hints and upkeep ---------------------------------------------------------------------
     def _listen(self, over: threading.Event) -> None:
-        """A hint may come before its commit can be seen (inotify tells of the write, the fsync
-        follows): look at once, then again after 2, 4, 8 ... 256 ms."""
-        again = AGAIN_LAST
         while not over.is_set():
-            hinted = self._wakeup.wait(again if again < AGAIN_LAST else 60.0)
-            if not hinted and again >= AGAIN_LAST:
+            if not self._wakeup.wait(60.0):
                 continue
-            again = AGAIN_FIRST if hinted else again * 2
             self._pump.poke()
             try:
                 self._renewal.pass_on(self._store.cancel_requests(self._roster.worker))

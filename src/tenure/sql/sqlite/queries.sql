@@ -56,12 +56,13 @@ SELECT value ->> 0, :type, 'queued', :queue, :priority, :org,
  WHERE value ->> 4 IS NULL
     OR value ->> 0 = (SELECT job_id FROM tenure_keys WHERE org = :org AND key = value ->> 4);
 
--- The audit line of each job just inserted.
+-- The audit line of each job just inserted. In events NULL stands for the job's own id, as request
+-- and as correlation: 52 bytes less a line.
 -- name: enqueue_events
 INSERT INTO tenure_events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
   actor_id, request_id, correlation_id, data)
 SELECT :now, 'job.enqueued', value ->> 0, :type, 0, 0, :org, :project, :actor_type, :actor_id,
-       coalesce(:request_id, value ->> 0), coalesce(:correlation_id, value ->> 0), :remark
+       :request_id, :correlation_id, :remark
   FROM json_each(:rows)
  WHERE value ->> 4 IS NULL
     OR value ->> 0 = (SELECT job_id FROM tenure_keys WHERE org = :org AND key = value ->> 4);
@@ -153,7 +154,7 @@ RETURNING type;
 INSERT INTO tenure_events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
   actor_id, request_id, correlation_id, worker)
 SELECT :now, 'job.started', id, type, attempts, lease_no, org, project, actor_type,
-       actor_id, request_id, correlation_id, :worker
+       actor_id, nullif(request_id, id), nullif(correlation_id, id), :worker
   FROM tenure_jobs WHERE id IN (SELECT id FROM temp.picked) AND status = 'in_progress';
 
 -- THE FENCE. Only rows whose job still carries this lease under this worker get into `ended`;
@@ -180,6 +181,16 @@ SELECT j.id, j.lease_no, e.value ->> 2, e.value ->> 3,
   CROSS JOIN tenure_jobs j ON j.id = e.value ->> 0
  WHERE j.lease_no = e.value ->> 1 AND +j.worker = :worker;
 
+-- The same fence for a batch that only completed, which most do: rows are [id, lease_no,
+-- duration_ms, result] and nothing is decided per row (2.0 instead of 4.1 us a job).
+-- name: finish_fence_completed
+INSERT OR IGNORE INTO temp.ended
+SELECT j.id, j.lease_no, e.value ->> 2, 'completed', 'completed', 'job.succeeded', e.value ->> 3,
+       NULL, NULL, NULL, NULL, 0, 0, j.key, j.org, j.queue, j.type
+  FROM json_each(:rows) e
+  CROSS JOIN tenure_jobs j ON j.id = e.value ->> 0
+ WHERE j.lease_no = e.value ->> 1 AND +j.worker = :worker;
+
 -- name: finish_accepted
 SELECT id, lease_no FROM temp.ended;
 
@@ -195,7 +206,7 @@ SELECT value ->> 0, value ->> 1 FROM json_each(:rows) e
 INSERT INTO tenure_events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
   actor_id, request_id, correlation_id, worker, data)
 SELECT :now, e.event, j.id, j.type, j.attempts, j.lease_no, j.org, j.project, j.actor_type,
-       j.actor_id, j.request_id, j.correlation_id, :worker,
+       j.actor_id, nullif(j.request_id, j.id), nullif(j.correlation_id, j.id), :worker,
        iif(e.error IS NULL AND e.delay_ms IS NULL, NULL,
            json_object('error', e.error, 'code', e.error_code, 'delay_ms', e.delay_ms))
   FROM temp.ended e CROSS JOIN tenure_jobs j ON j.id = e.id
@@ -222,6 +233,7 @@ DELETE FROM tenure_jobs
 
 -- Everything else stays hot: queued again (retry, snooze, release, crash) or dead.
 -- A release keeps its place in the queue; a retry and a snooze get a new ready_at.
+-- The IN keeps the walk on the primary key: without it all of the hot table is scanned.
 -- A rescue is nobody's finish: the late one of the worker it was taken from stays refused.
 -- name: finish_stay
 UPDATE tenure_jobs
@@ -240,7 +252,8 @@ UPDATE tenure_jobs
        cancel_at = NULL, cancel_reason = NULL,
        updated_at = :now
   FROM temp.ended e
- WHERE e.id = tenure_jobs.id AND e.status NOT IN ('completed', 'cancelled');
+ WHERE tenure_jobs.id IN (SELECT id FROM temp.ended WHERE status NOT IN ('completed', 'cancelled'))
+   AND e.id = tenure_jobs.id;
 
 -- A key's status is written once, when its job ends; its time to live starts then.
 -- name: finish_keys
@@ -251,8 +264,13 @@ UPDATE tenure_keys
        result_ref = iif(e.status = 'completed', e.id, NULL),
        error_ref = iif(e.status = 'completed', NULL, e.id)
   FROM temp.ended e
- WHERE e.key IS NOT NULL AND e.status <> 'queued'
-   AND tenure_keys.org = e.org AND tenure_keys.key = e.key AND tenure_keys.job_id = e.id;
+ WHERE (tenure_keys.org, tenure_keys.key) IN
+         (SELECT org, key FROM temp.ended WHERE key IS NOT NULL AND status <> 'queued')
+   AND e.key IS NOT NULL AND tenure_keys.org = e.org AND tenure_keys.key = e.key
+   AND tenure_keys.job_id = e.id;
+
+-- name: any_steps
+SELECT 1 FROM tenure_steps LIMIT 1;
 
 -- name: finish_steps
 DELETE FROM tenure_steps WHERE job_id IN
@@ -310,20 +328,28 @@ ON CONFLICT (job_id, name) DO UPDATE SET result = excluded.result, lease_no = ex
 -- name: forgive_crashes
 UPDATE tenure_jobs SET crashes = 0 WHERE id = :job AND crashes > 0;
 
--- One upsert per (queue, type, outcome) of the batch, however many jobs it holds.
+-- One upsert per (queue, type, outcome) of the batch, however many jobs it holds; each row is put
+-- into its bucket once (0.6 us a job; thirteen sums over all rows: 1.1).
 -- name: finish_rollups
 INSERT INTO tenure_rollups
-SELECT 'minute', :now / 60000 * 60000, :worker, queue, type, outcome, count(*), sum(duration_ms),
-       sum(duration_ms <= 5), sum(duration_ms > 5 AND duration_ms <= 10),
-       sum(duration_ms > 10 AND duration_ms <= 25), sum(duration_ms > 25 AND duration_ms <= 50),
-       sum(duration_ms > 50 AND duration_ms <= 100), sum(duration_ms > 100 AND duration_ms <= 500),
-       sum(duration_ms > 500 AND duration_ms <= 1000),
-       sum(duration_ms > 1000 AND duration_ms <= 5000),
-       sum(duration_ms > 5000 AND duration_ms <= 10000),
-       sum(duration_ms > 10000 AND duration_ms <= 30000),
-       sum(duration_ms > 30000 AND duration_ms <= 60000),
-       sum(duration_ms > 60000 AND duration_ms <= 300000), sum(duration_ms > 300000)
-  FROM temp.ended WHERE true GROUP BY queue, type, outcome
+SELECT 'minute', :now / 60000 * 60000, :worker, queue, type, outcome, sum(jobs), sum(lasted),
+       sum(iif(bucket = 0, jobs, 0)), sum(iif(bucket = 1, jobs, 0)),
+       sum(iif(bucket = 2, jobs, 0)), sum(iif(bucket = 3, jobs, 0)),
+       sum(iif(bucket = 4, jobs, 0)), sum(iif(bucket = 5, jobs, 0)),
+       sum(iif(bucket = 6, jobs, 0)), sum(iif(bucket = 7, jobs, 0)),
+       sum(iif(bucket = 8, jobs, 0)), sum(iif(bucket = 9, jobs, 0)),
+       sum(iif(bucket = 10, jobs, 0)), sum(iif(bucket = 11, jobs, 0)),
+       sum(iif(bucket = 12, jobs, 0))
+  FROM (SELECT queue, type, outcome, count(*) AS jobs, sum(duration_ms) AS lasted,
+               CASE WHEN duration_ms <= 5 THEN 0 WHEN duration_ms <= 10 THEN 1
+                    WHEN duration_ms <= 25 THEN 2 WHEN duration_ms <= 50 THEN 3
+                    WHEN duration_ms <= 100 THEN 4 WHEN duration_ms <= 500 THEN 5
+                    WHEN duration_ms <= 1000 THEN 6 WHEN duration_ms <= 5000 THEN 7
+                    WHEN duration_ms <= 10000 THEN 8 WHEN duration_ms <= 30000 THEN 9
+                    WHEN duration_ms <= 60000 THEN 10 WHEN duration_ms <= 300000 THEN 11
+                    ELSE 12 END AS bucket
+          FROM temp.ended GROUP BY queue, type, outcome, bucket)
+ WHERE true GROUP BY queue, type, outcome
 ON CONFLICT DO UPDATE SET count = count + excluded.count,
   duration_ms = duration_ms + excluded.duration_ms,
   b0 = b0 + excluded.b0, b1 = b1 + excluded.b1, b2 = b2 + excluded.b2, b3 = b3 + excluded.b3,
@@ -427,14 +453,16 @@ SELECT j.type, j.status, coalesce(j.error_code, ''), coalesce(j.error_place, '')
 
 -- name: events_of_job
 SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.project,
-       e.actor_type, e.actor_id, e.request_id, e.correlation_id, w.id, e.data
+       e.actor_type, e.actor_id, coalesce(e.request_id, e.job_id),
+       coalesce(e.correlation_id, e.job_id), w.id, e.data
   FROM tenure_events e LEFT JOIN tenure_workers w ON w.no = e.worker
  WHERE e.job_id = :job_id AND e.seq > :after AND (:org IS NULL OR e.org = :org)
  ORDER BY e.seq LIMIT :most;
 
 -- name: events_all
 SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.project,
-       e.actor_type, e.actor_id, e.request_id, e.correlation_id, w.id, e.data
+       e.actor_type, e.actor_id, coalesce(e.request_id, e.job_id),
+       coalesce(e.correlation_id, e.job_id), w.id, e.data
   FROM tenure_events e LEFT JOIN tenure_workers w ON w.no = e.worker
  WHERE e.seq > :after AND (:org IS NULL OR e.org = :org)
  ORDER BY e.seq LIMIT :most;
@@ -589,7 +617,7 @@ DELETE FROM tenure_edges WHERE (needs, job) IN
 -- name: prune_events
 DELETE FROM tenure_events WHERE seq IN
   (SELECT seq FROM tenure_events WHERE seq < (SELECT min(seq) FROM tenure_events) + :most
-      AND at < :before);
+      AND at < :before AND seq < (SELECT max(seq) FROM tenure_events));
 
 -- name: prune_keys
 DELETE FROM tenure_keys WHERE (org, key) IN

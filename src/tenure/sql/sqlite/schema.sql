@@ -69,8 +69,10 @@ CREATE TABLE tenure_jobs (
   progress        TEXT
 ) STRICT, WITHOUT ROWID;
 
--- The claim walks this one: one probe per (queue, priority, org), in due order.
-CREATE INDEX tenure_jobs_claim ON tenure_jobs (queue, priority, org, ready_at, id)
+-- The claim walks this one: one probe per (queue, priority, org), in due order. status and waits
+-- are constant in it; they are there so that SQLite before 3.41 need not look at the row for them.
+CREATE INDEX tenure_jobs_claim
+  ON tenure_jobs (queue, priority, org, ready_at, id, status, waits)
   WHERE status = 'queued' AND waits = 0;
 -- What a worker holds: renewal and rescue.
 CREATE INDEX tenure_jobs_held ON tenure_jobs (worker, id) WHERE worker IS NOT NULL;
@@ -138,7 +140,7 @@ CREATE TABLE tenure_keys (
 CREATE INDEX tenure_keys_expiry ON tenure_keys (expires_at) WHERE expires_at IS NOT NULL;
 
 CREATE TABLE tenure_events (
-  seq             INTEGER PRIMARY KEY AUTOINCREMENT,  -- never reused, also after a prune
+  seq             INTEGER PRIMARY KEY,         -- never reused: a prune keeps the newest
   at              INTEGER NOT NULL,
   kind            TEXT NOT NULL,
   job_id          TEXT,

@@ -59,6 +59,8 @@ class Enqueueing(SqliteBase):
                 "Your transaction has read from this file and can no longer write: another "
                 "connection has written since. Start it with BEGIN IMMEDIATE, then enqueue."
             ) from error
+        except module.Error as error:
+            raise self.file.explain(error) from error
         finally:
             connection.row_factory = factory
         return receipts

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tenure import outcome
-from tenure.errors import JobError
+from tenure.errors import JobError, StoreError
 from tenure.job import SYSTEM, Actor, NewJob
 from tenure.store import Accepted, Settlement
 from tenure.stores.rows import finish_row
@@ -36,10 +36,17 @@ class Finishing(Enqueueing):
             return self._finish(db, worker, ended, self._now(now_ms))
 
     def _finish(
-        self, db: sqlite3.Connection, worker: int, ended: Sequence[outcome.Ended], now: int
+        self,
+        db: sqlite3.Connection,
+        worker: int,
+        ended: Sequence[outcome.Ended],
+        now: int,
+        *,
+        lenient: bool = True,
     ) -> list[Accepted]:
+        """Not `lenient`: follow-ups that cannot be stored are the caller's error (JobError)."""
         verdicts, parameters = self._pass_fence(db, worker, ended, now)
-        bad = self._store_children(db, ended, verdicts, now)
+        bad = self._store_children(db, ended, verdicts, now, lenient)
         if bad:
             ended = [bad.get(index, end) for index, end in enumerate(ended)]
             verdicts, parameters = self._pass_fence(db, worker, ended, now)
@@ -52,10 +59,13 @@ class Finishing(Enqueueing):
         self, db: sqlite3.Connection, worker: int, ended: Sequence[outcome.Ended], now: int
     ) -> tuple[list[Accepted], dict[str, Any]]:
         """Put into `ended` what still holds its lease; nothing of any job is changed yet."""
-        rows = to_json([finish_row(end) for end in ended])
+        completed = all(isinstance(end.outcome, outcome.Completed) for end in ended)
+        row = _completed_row if completed else finish_row
+        fence = "finish_fence_completed" if completed else "finish_fence"
+        rows = to_json([row(end) for end in ended])
         parameters = {"worker": worker, "rows": rows, "now": now, "audit": self.audit}
         db.execute("DELETE FROM temp.ended")
-        passed = db.execute(self._sql["finish_fence"], parameters).rowcount
+        passed = db.execute(self._sql[fence], parameters).rowcount
         if passed == len(ended):
             return ["accepted"] * passed, parameters
         accepted = set(db.execute(self._sql["finish_accepted"]))
@@ -68,19 +78,27 @@ class Finishing(Enqueueing):
         ended: Sequence[outcome.Ended],
         verdicts: list[Accepted],
         now: int,
+        lenient: bool,
     ) -> dict[int, outcome.Ended]:
         """A run whose follow-ups cannot be stored has failed, its neighbours in the batch have
         not: how those ended instead, by their place. All that can be wrong with follow-ups here
         is what they wait for."""
         bad: dict[int, outcome.Ended] = {}
+        if not any(map(_children, ended)):
+            return bad
+        seen: set[str] = set()  # the same run twice in one batch: its first word counts
         for index, (end, verdict) in enumerate(zip(ended, verdicts, strict=True)):
-            if not _children(end) or verdict != "accepted" or _said_before(ended, index):
+            first = end.id not in seen
+            seen.add(end.id)
+            if not first or not _children(end) or verdict != "accepted":
                 continue
             db.execute("SAVEPOINT children")
             try:
                 self._enqueue(db, _children(end), now, self._queues, False)
             except JobError as error:
                 db.execute("ROLLBACK TO children")
+                if not lenient:
+                    raise
                 why = outcome.Failure(f"its follow-up jobs were refused: {error}", "BAD_CHILDREN")
                 bad[index] = outcome.Ended(
                     end.id, end.lease_no, end.duration_ms, outcome.Failed(why)
@@ -101,7 +119,8 @@ class Finishing(Enqueueing):
         db.execute(self._sql["finish_history"], parameters)
         db.execute(self._sql["finish_leave"])
         db.execute(self._sql["finish_keys"], parameters)
-        db.execute(self._sql["finish_steps"])
+        if db.execute(self._sql["any_steps"]).fetchone():
+            db.execute(self._sql["finish_steps"])
         db.execute(self._sql["finish_rollups"], parameters)
 
     # -- whoever waited -----------------------------------------------------------------------
@@ -206,21 +225,16 @@ class _Settlement:
         self.connection = connection
 
     def finish(self, worker: int, end: outcome.Ended) -> Accepted:
-        factory, self.connection.row_factory = self.connection.row_factory, None
-        try:
-            now = self._store.file.clock()
-            return self._store._finish(self.connection, worker, [end], now)[0]
-        finally:
-            self.connection.row_factory = factory
+        db = self.connection
+        if not db.in_transaction:  # an ON CONFLICT ROLLBACK: nothing may commit by itself now
+            raise StoreError("the transaction was rolled back inside its block: nothing was stored")
+        db.row_factory, db.text_factory = None, str  # whatever the handler has set
+        now = self._store.file.clock()
+        return self._store._finish(db, worker, [end], now, lenient=False)[0]
 
 
 def _children(end: outcome.Ended) -> tuple[NewJob, ...]:
     return end.outcome.children if isinstance(end.outcome, outcome.Completed) else ()
-
-
-def _said_before(ended: Sequence[outcome.Ended], index: int) -> bool:
-    """The same run twice in one batch: the first word counts."""
-    return any(ended[earlier].id == ended[index].id for earlier in range(index))
 
 
 def _verdict(
@@ -229,3 +243,9 @@ def _verdict(
     if run in accepted:
         return "accepted"
     return "repeated" if run in repeated else "refused"
+
+
+def _completed_row(end: outcome.Ended) -> tuple[object, ...]:
+    """A row of finish_fence_completed."""
+    assert isinstance(end.outcome, outcome.Completed)  # noqa: S101  the whole batch is
+    return (end.id, end.lease_no, end.duration_ms, end.outcome.result)

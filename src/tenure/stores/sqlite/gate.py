@@ -13,7 +13,8 @@ from tenure import errors
 if TYPE_CHECKING:
     import sqlite3
 
-SQLITE_DENY, SQLITE_TRANSACTION = 1, 22
+SQLITE_OK, SQLITE_DENY = 0, 1
+SQLITE_PRAGMA, SQLITE_TRANSACTION = 19, 22
 
 
 class Connection:
@@ -53,9 +54,12 @@ class GateWaiter:
 
 
 class Loan:
-    """The clock that runs while a handler holds the write lock."""
+    """The rules and the clock while a handler holds the write lock: neither a commit or rollback
+    of its own nor anything outside the transaction gets through, and after `limit` seconds the
+    transaction is rolled back under its hands."""
 
     WARN_AFTER = 1.0
+    LOOK_EVERY = 100_000  # steps of SQLite's machine, about a millisecond
 
     def __init__(self, connection: Connection, limit: float, path: str) -> None:
         self._connection = connection
@@ -70,6 +74,10 @@ class Loan:
         ]
 
     def start(self) -> None:
+        # Now, by the borrower's own thread: both calls hold the GIL while they wait for SQLite's
+        # mutex, and its holder may wait for the GIL.
+        self._connection.db.set_authorizer(self._may)
+        self._connection.db.set_progress_handler(lambda: self._expired, self.LOOK_EVERY)
         for timer in self._timers:
             timer.daemon = True
             timer.start()
@@ -85,8 +93,21 @@ class Loan:
             )
 
     def stop(self) -> None:
+        """After this no timer touches the connection or the gate."""
+        with self._lock:
+            self._ended = True
         for timer in self._timers:
             timer.cancel()
+
+    def _may(self, action: int, what: str | None, *_rest: object) -> int:
+        """Asked about each statement when it is prepared (lent connections cache none)."""
+        if self._expired:
+            ours = action == SQLITE_PRAGMA or (action, what) == (SQLITE_TRANSACTION, "ROLLBACK")
+            return SQLITE_OK if ours else SQLITE_DENY
+        if self._ended:
+            return SQLITE_OK
+        inside = self._connection.db.in_transaction and action != SQLITE_TRANSACTION
+        return SQLITE_OK if inside else SQLITE_DENY
 
     def _warn(self) -> None:
         logging.getLogger("tenure.job").warning(
@@ -102,14 +123,12 @@ class Loan:
                 return
             self._expired = True
             db = self._connection.db
-            # From here on nothing but a rollback gets through: what the handler still sends
-            # must not commit by itself.
-            db.set_authorizer(_only_rollback)
-            db.interrupt()
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            fcntl.flock(self._connection.gate, fcntl.LOCK_UN)
-
-
-def _only_rollback(action: int, what: str | None, *_rest: object) -> int:
-    return 0 if action == SQLITE_TRANSACTION and what == "ROLLBACK" else SQLITE_DENY
+            try:
+                # What runs ends at its next look; what was prepared before (an executemany) must
+                # not go on and commit by itself. No interrupt(): with a cursor open it would hit
+                # the rollback as well.
+                db.execute("PRAGMA query_only = 1")
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+            finally:
+                fcntl.flock(self._connection.gate, fcntl.LOCK_UN)

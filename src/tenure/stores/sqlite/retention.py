@@ -45,8 +45,7 @@ class Retention(SqliteBase):
         sweep("keys", "prune_keys")
         sweep("workers", "prune_workers", keep.workers)
         self._fold_rollups(now)
-        if any(removed.values()):
-            self.file.shrink(VACUUM_PAGES)
+        self.file.shrink(VACUUM_PAGES)
         return removed
 
     def _fold_rollups(self, now: int) -> None:

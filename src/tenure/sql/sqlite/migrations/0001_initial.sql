@@ -47,7 +47,8 @@ CREATE TABLE tenure_jobs (
   progress        TEXT
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX tenure_jobs_claim ON tenure_jobs (queue, priority, org, ready_at, id)
+CREATE INDEX tenure_jobs_claim
+  ON tenure_jobs (queue, priority, org, ready_at, id, status, waits)
   WHERE status = 'queued' AND waits = 0;
 CREATE INDEX tenure_jobs_held ON tenure_jobs (worker, id) WHERE worker IS NOT NULL;
 CREATE INDEX tenure_jobs_dead ON tenure_jobs (status, id) WHERE completed_at IS NOT NULL;
@@ -110,7 +111,7 @@ CREATE TABLE tenure_keys (
 CREATE INDEX tenure_keys_expiry ON tenure_keys (expires_at) WHERE expires_at IS NOT NULL;
 
 CREATE TABLE tenure_events (
-  seq             INTEGER PRIMARY KEY AUTOINCREMENT,
+  seq             INTEGER PRIMARY KEY,
   at              INTEGER NOT NULL,
   kind            TEXT NOT NULL,
   job_id          TEXT,
