@@ -13,17 +13,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 from tenure import policy
-from tenure.config import Settings
 from tenure.context import HOOKS, Context, Lifecycle, checked_actor
 from tenure.errors import ConfigError, DuplicateTask, IllegalTransition, JobNotFound, UnknownTask
 from tenure.ids import parse_id
-from tenure.job import SYSTEM, Actor, Event, Job, NewJob, Receipt
+from tenure.job import SYSTEM, Actor, NewJob, Receipt
 from tenure.task import Task, TaskSettings, checked_timeout
 
 if TYPE_CHECKING:
+    from tenure.config import Settings
     from tenure.engine.client import Client
     from tenure.engine.plan import Summary
     from tenure.store import QueueInfo, Store, WorkerInfo
+    from tenure.stored import Event, Job
     from tenure.wakeup import Wakeup
 
 P = ParamSpec("P")
@@ -82,6 +83,8 @@ class App:
     """
 
     def __init__(self, url: str | None = None, **settings: Any) -> None:
+        from tenure.config import Settings  # 9 ms with dataclasses, which not every module needs
+
         self.settings = Settings.load(url=url, **settings)
         self.tasks: dict[str, Task[..., Any]] = {}
         self.hooks: dict[str, list[Callable[[Lifecycle], Any]]] = {}
@@ -258,7 +261,9 @@ class App:
             job = self.get(id)
             if job is None:
                 raise JobNotFound(f"there is no job {id}")
-            text = self.find_task(job.type).signature.pack_named(payload)
+            signature = self.find_task(job.type).signature
+            text = signature.pack_named(payload)
+            signature.refuse_secrets(text)
         return self._one(self.store.replay, "replay", id, actor, payload=text)
 
     def discard(self, id: object, *, actor: tuple[str, str] = SYSTEM, reason: str = "") -> str:

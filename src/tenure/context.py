@@ -7,35 +7,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tenure import payload, policy
 from tenure.errors import ConfigError, JobCancelled, LeaseLost
 from tenure.job import SYSTEM, Actor, ClaimedJob, NewJob, Receipt, Terms
+from tenure.record import Record
 
 if TYPE_CHECKING:
     import logging
 
 
 # -- what a handler may return ------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Snooze:
+class Snooze(Record):
     """Run me again in so many seconds; costs no attempt."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(Record):
     """I am not needed any more: the job becomes `cancelled`."""
 
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
+class Fail(Record):
     """Trying again cannot help: the job becomes `failed`."""
 
     reason: str = ""
@@ -43,8 +39,7 @@ class Fail:
 
 
 # -- what a lifecycle hook is told --------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Lifecycle:
+class Lifecycle(Record):
     """Passed to `@app.on(kind)` hooks. `failed` comes with every failure, `final_failure` with
     the last one; the store has not written the outcome yet and may still refuse it."""
 
@@ -237,7 +232,7 @@ class Context:
         """A follow-up job, stored in the transaction of this job's completion, or not at all.
         `task` is a task or one with options: `ctx.enqueue(report.options(after=ids), day)`."""
         job: NewJob = task.job(*args, **kwargs)
-        terms = self._terms.setdefault(id(job.terms), replace(job.terms, parent=self._run.job.id))
+        terms = self._terms.setdefault(id(job.terms), job.terms._replace(parent=self._run.job.id))
         self._run.children.append(job._replace(terms=terms))
         return Receipt(job.id, False, "queued")
 
@@ -248,6 +243,8 @@ class Context:
         if name in self._used:
             raise ConfigError(f"two steps of this run are named {name!r}: give each its own name")
         self._used.add(policy.name(name, "a step's name"))
+        from inspect import iscoroutinefunction  # 7 ms, which a producer need not pay
+
         if iscoroutinefunction(function):
             return self._step_async(name, function, args, kwargs)
         stored = self._finished_steps().get(name)

@@ -22,8 +22,9 @@ MAX_INTEGER = 2**53 - 1  # beyond it JavaScript and Lua (Redis) round silently
 # regular expression over the text costs ten times as much.
 _DIGITS = bytes(48 if 48 <= byte <= 57 else 32 for byte in range(256))
 _LONG_NUMBER = b"0" * 16
-_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_SURROGATE = re.compile("[\ud800-\udfff]")
+# Not compiled before an error needs them: 0.2 ms.
+_PLAIN_KEY = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
+_SURROGATE = "[\ud800-\udfff]"
 
 
 @cache
@@ -169,7 +170,7 @@ def _walk_dict(value: dict[Any, Any], depth: int, ancestors: set[int]) -> None:
 
 
 def _step(key: str) -> str:
-    if _PLAIN_KEY.fullmatch(key):
+    if re.fullmatch(_PLAIN_KEY, key):
         return f".{key}"
     return f"[{key!r}]" if len(key) <= 64 else f"[{key[:60]!r}...]"
 
@@ -180,7 +181,7 @@ def _check_text(text: str, path: str) -> None:
             f"{path} contains a NUL character, which PostgreSQL cannot store; remove it, "
             "or pass binary data as base64"
         )
-    if not text.isascii() and _SURROGATE.search(text):
+    if not text.isascii() and re.search(_SURROGATE, text):
         raise _Refused(
             f"{path} contains a lone surrogate, which is not valid Unicode; decode the text "
             "with errors='replace' where it enters your program"

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from tenure import payload
+from tenure import payload, secrecy
 from tenure.context import Context
 from tenure.errors import ArgumentError, PayloadError, TaskError
 
@@ -88,6 +88,12 @@ class Signature:
         else:
             self.unpack(text)
         return text
+
+    def refuse_secrets(self, text: str) -> None:
+        if secrecy.looks_secret(text):
+            found = secrecy.find_secret(payload.decode(text), f"arguments of {self.task!r}")
+            if found is not None:
+                raise PayloadError(f"{found}. {secrecy.REMEDY}")
 
     def unpack(self, text: str) -> dict[str, Any]:
         """The arguments in the types the function asks for; a bad one is named, never shown."""

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 
-from tenure import context, policy, secrecy
-from tenure.errors import ConfigError, PayloadError
+from tenure import context, policy
+from tenure.errors import ConfigError
 from tenure.ids import new_id, parse_id
 from tenure.job import NewJob, Receipt, Terms
-from tenure.payload import decode
+from tenure.record import Record
 
 if TYPE_CHECKING:
     import datetime
@@ -41,8 +40,7 @@ class Enqueuer(Protocol):
     def now_ms(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskSettings:
+class TaskSettings(Record, kw_only=True):
     """What the decorator said, with the category's defaults filled in."""
 
     name: str
@@ -55,8 +53,7 @@ class TaskSettings:
     keep: policy.Keep
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Record, kw_only=True):
     """What `.options()` changes for one enqueue; None leaves it as it is."""
 
     delay_ms: int = 0
@@ -143,10 +140,8 @@ class Task(Generic[P, R]):
 
     def _job(self, payload: str) -> NewJob:
         chosen = self._options
-        if not chosen.allow_secret and secrecy.looks_secret(payload):
-            found = secrecy.find_secret(decode(payload), f"arguments of {self.name!r}")
-            if found is not None:
-                raise PayloadError(f"{found}. {secrecy.REMEDY}")
+        if not chosen.allow_secret:
+            self.signature.refuse_secrets(payload)
         return NewJob(
             new_id(),
             self._current_terms(),
@@ -230,7 +225,7 @@ class Task(Generic[P, R]):
             conn=conn,
             on_conflict=on_conflict,
         )
-        bound: Task[P, R] = Task(self.function, self._app, replace(self.settings), chosen)
+        bound: Task[P, R] = Task(self.function, self._app, self.settings, chosen)
         bound._signature = self.signature
         return bound
 

@@ -4,17 +4,15 @@ own thread, assertions about what was enqueued. Under pytest the fixtures come b
 Jobs pass the real store, claim, judgement and fenced finish. What is missing is the worker around
 them (processes, renewal, cancelling what runs): test that with `app.worker()`.
 """
-# pytest imports this module before anything else: the engine is imported where it is used.
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from contextvars import copy_context
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -26,7 +24,7 @@ from tenure.errors import ConfigError, JobCancelled, JobError, JobFailed, Payloa
 from tenure.job import ClaimedJob, Job, NewJob, Receipt
 from tenure.task import Task
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # pytest imports this module first of all: the engine only where it is used
     from tenure.engine.plan import Summary
     from tenure.engine.run import JobRun
     from tenure.outcome import Outcome
@@ -46,7 +44,8 @@ def use(app: App, path: str | os.PathLike[str]) -> Iterator[App]:
         files = (os.path.join(path, f"tenure-{number}.db") for number in count(1))
         path = next(file for file in files if not os.path.exists(file))
     app.close()
-    settings = replace(app.settings, url=f"sqlite:///{os.path.abspath(path)}")
+    url = {"TENURE_URL": f"sqlite:///{os.path.abspath(path)}"}
+    settings = app.settings.from_env(app.settings.to_env() | url)
     with _replaced(app, settings=settings, now_ms=app.now_ms), closing(app):
         _clock_of(app)
         yield app
@@ -73,8 +72,7 @@ class Clock(AbstractContextManager["Clock"]):
     `with Clock(app) as clock:`, brings the real one back."""
 
     def __init__(self, app: App, at: datetime | None = None, *, ticking: bool = False) -> None:
-        self._app = app
-        self._ticking = ticking
+        self._app, self._ticking = app, ticking
         self._restore = ExitStack()
         self.turn(app.now_ms() if at is None else _ms(at))
         self._restore.enter_context(_replaced(app, now_ms=self))
@@ -178,11 +176,10 @@ class _Bench(AbstractContextManager["_Bench"]):
         self._app, self._raise = app, raise_failures
         self._queues = parse_queues(queues)
         self._runner = Runner(loop_factory=new_event_loop)  # one: handlers keep things open in it
-        self._asked = False
-        self.busy = threading.Lock()
+        self._asked, self.busy = False, threading.Lock()
 
     def __exit__(self, *error: object) -> None:
-        self._runner.close()
+        _beside_loops(self._runner.close)
 
     def enqueue(self, jobs: Sequence[NewJob], *, conn: Any = None, **more: Any) -> list[Receipt]:
         receipts = self._app.client.enqueue(jobs, conn=conn, **more)
@@ -262,7 +259,6 @@ class _Bench(AbstractContextManager["_Bench"]):
         run = JobRun(Assignment(0, job), self._app.tasks[job.type], self._desk)
         run.begun = time.monotonic()
         how: Outcome = outcome.Released("the test was interrupted")  # Ctrl-C, pytest.fail
-        error: BaseException | None = None
         try:
             how, error = self._outcome(run)
             failure, result = getattr(how, "failure", None), getattr(how, "result", None)
@@ -298,24 +294,28 @@ class _Bench(AbstractContextManager["_Bench"]):
 
     def _awaited(self, run: JobRun, handler: Coroutine[Any, Any, Any]) -> Any:
         import asyncio
-        from concurrent.futures import ThreadPoolExecutor
 
         async def to_its_end() -> Any:
             async with asyncio.timeout(run.job.timeout_ms / 1000):
                 return await handler
 
-        run_it, context = self._runner.run, copy_context()
-        if asyncio._get_running_loop() is None:
-            return run_it(to_its_end(), context=context)
-        with ThreadPoolExecutor(1) as pool:  # an `async def` test that calls `enqueue`
-            return pool.submit(run_it, to_its_end(), context=context).result()
+        return _beside_loops(self._runner.run, to_its_end(), context=copy_context())
+
+
+def _beside_loops(call: Callable[..., Any], *args: Any, **more: Any) -> Any:
+    """In this thread, unless a loop runs in it: an `async def` test that calls `enqueue`."""
+    from asyncio import _get_running_loop
+    from concurrent.futures import ThreadPoolExecutor
+
+    if _get_running_loop() is None:
+        return call(*args, **more)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call, *args, **more).result()
 
 
 # -- assertions ---------------------------------------------------------------------------------
 class Where(TypedDict, total=False):
-    """Which jobs of a task: `args` are some of its arguments."""
-
-    args: dict[str, Any] | None
+    args: dict[str, Any] | None  # some of the arguments, by name
     queue: str | None
     key: str | None
     org: str | None
@@ -352,8 +352,7 @@ def _found(
     """What fits, oldest first, and in words what was asked for."""
     task, args = task if isinstance(task, Task) else app.find_task(task), args or {}
     if strange := sorted(args.keys() - set(task.signature.names)):
-        takes = ", ".join(task.signature.names)
-        raise ConfigError(f"Task {task.name!r} has no {', '.join(strange)}; it takes ({takes})")
+        raise ConfigError(f"Task {task.name!r} takes {task.signature.names}, not {strange}")
     try:
         stored = payload.decode(task.signature.encode(args, "args"))  # datetimes and the like
     except PayloadError:

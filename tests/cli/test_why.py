@@ -123,8 +123,8 @@ def test_waiting_for_others() -> None:
 
 def test_its_turn_comes() -> None:
     assert sentence(queues=[queue(ready=1300)]) == (
-        "It has been due for 2 min and waits for its turn among 1,299 other due jobs of queue "
-        "q:default, which 1 live worker serves."
+        "It has been due for 2 min and waits for its turn in queue q:default among 1,299 other due "
+        "jobs; 1 live worker serves it."
     )
 
 

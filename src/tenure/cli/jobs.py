@@ -126,14 +126,18 @@ def narrowing(args: argparse.Namespace, *, key: str | None = None) -> Filter:
 
 
 def find(
-    app: App, where: Filter, statuses: Sequence[str | None], group: str | None = None
+    app: App,
+    where: Filter,
+    statuses: Sequence[str | None],
+    group: str | None = None,
+    page: int = dead.PAGE,
 ) -> Iterator[Job]:
     """Newest first over several statuses, or over one group of dead jobs."""
     import heapq
 
     if group is not None:
-        return dead.members(app, dead.named(app, group, where), where)
-    listings = [app.client.find(where._replace(status=status)) for status in statuses]
+        return dead.members(app, dead.named(app, group, where), where, page)
+    listings = [dead.walk(app, where._replace(status=status), page) for status in statuses]
     return heapq.merge(*listings, key=lambda job: job.id, reverse=True)
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tenure.app import App
 
 BATCH = 500
+PAGE = 5000
 TICK_SECONDS = 0.2  # with --rate, a batch is what may be done in this time
 ASK_ABOVE = 100
 IDS_SHOWN = 10
@@ -174,7 +175,7 @@ def _matching(app: App, args: argparse.Namespace, verb: Verb) -> dict[str, Finge
     if verb.of_dead and args.queue in ("deadletter", "q:deadletter"):
         args.queue = None  # the view over all queues; for `cancel` it is no queue at all
     statuses = [args.status] if args.status else verb.statuses
-    found = find(app, narrowing(args), statuses, getattr(args, "group", None))
+    found = find(app, narrowing(args), statuses, getattr(args, "group", None), PAGE)
     return {job.id: Fingerprint.of(job) for job in found}
 
 

@@ -113,8 +113,8 @@ def _its_turn(
     others = max(0, queue.ready - 1) if queue is not None else 0
     among = f" among {count(others, 'other due job')}" if others else ""
     return (
-        f"It has been due for {waiting} and waits for its turn{among} of queue q:{job.queue}, "
-        f"which {count(len(able), 'live worker')} {'serves' if len(able) == 1 else 'serve'}."
+        f"It has been due for {waiting} and waits for its turn in queue q:{job.queue}{among}; "
+        f"{count(len(able), 'live worker')} {'serves' if len(able) == 1 else 'serve'} it."
     )
 
 

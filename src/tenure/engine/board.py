@@ -14,6 +14,7 @@ import mmap
 import os
 import struct
 import tempfile
+import time
 
 SLOT = 40
 _ID = struct.Struct("26s6x")
@@ -99,3 +100,13 @@ def remove_boards(worker_id: str) -> None:
             os.unlink(path)
         except FileNotFoundError:
             continue
+
+
+def remove_forgotten_boards(older_than: float) -> None:
+    """Boards of workers that died when nobody was left to rescue them here."""
+    for path in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), "tenure-*.board")):
+        try:
+            if time.time() - os.path.getmtime(path) > older_than:
+                os.unlink(path)
+        except OSError:
+            continue  # gone already, or another user's

@@ -15,13 +15,14 @@ from collections.abc import Mapping
 
 from tenure.config import Settings
 from tenure.engine import host
-from tenure.engine.board import remove_boards, started_in
+from tenure.engine.board import remove_boards, remove_forgotten_boards, started_in
 from tenure.errors import StoreError
 from tenure.policy import Keep
 from tenure.store import Prune, Store, WorkerInfo
 
 log = logging.getLogger("tenure.worker")
 PRUNE_EVERY = 60.0
+BOARDS_KEPT = 7 * 86_400.0
 
 
 class Janitor:
@@ -98,6 +99,7 @@ class Janitor:
         if time.monotonic() - self._pruned < PRUNE_EVERY:
             return
         self._pruned = time.monotonic()
+        remove_forgotten_boards(BOARDS_KEPT)
         keep = Prune(
             completed=self._settings.keep_completed_seconds,
             dead=self._settings.keep_dead_seconds,

@@ -419,7 +419,7 @@ WHERE j.id = :id AND (:org IS NULL OR j.org = :org);
 
 -- The narrowing of a listing, appended to either of the two above; newest first.
 -- name: job_filter
-WHERE (:before IS NULL OR j.id < :before)
+WHERE j.id < coalesce(:before, '~')
   AND (:status IS NULL OR j.status = :status)
   AND (:type IS NULL OR j.type = :type)
   AND (:queue IS NULL OR j.queue = :queue)
@@ -431,7 +431,7 @@ ORDER BY j.id DESC LIMIT :most;
 -- The same, for dead jobs: walks tenure_jobs_dead.
 -- name: job_filter_dead
 WHERE j.completed_at IS NOT NULL AND j.status = :status
-  AND (:before IS NULL OR j.id < :before)
+  AND j.id < coalesce(:before, '~')
   AND (:type IS NULL OR j.type = :type)
   AND (:queue IS NULL OR j.queue = :queue)
   AND (:org IS NULL OR j.org = :org)
@@ -440,16 +440,22 @@ WHERE j.completed_at IS NOT NULL AND j.status = :status
   AND (:ids IS NULL OR j.id IN (SELECT value FROM json_each(:ids)))
 ORDER BY j.id DESC LIMIT :most;
 
--- Dead jobs by what went wrong: type, error code and the place it was raised.
+-- Dead jobs by what went wrong: type, error code and the place it was raised; the newest is the
+-- sample.
 -- name: dead_groups
-SELECT j.type, j.status, coalesce(j.error_code, ''), coalesce(j.error_place, ''), count(*),
-       min(j.completed_at), max(j.completed_at), max(j.id), max(j.error)
-  FROM tenure_jobs j INDEXED BY tenure_jobs_dead
- WHERE j.completed_at IS NOT NULL
-   AND (:type IS NULL OR j.type = :type)
-   AND (:queue IS NULL OR j.queue = :queue)
-   AND (:org IS NULL OR j.org = :org)
- GROUP BY 1, 2, 3, 4 ORDER BY 5 DESC LIMIT :most;
+SELECT g.type, g.status, g.code, g.place, g.jobs, g.first, g.last, g.sample, j.error
+  FROM (SELECT type, status, coalesce(error_code, '') AS code, coalesce(error_place, '') AS place,
+               count(*) AS jobs, min(completed_at) AS first, max(completed_at) AS last,
+               max(id) AS sample
+          FROM tenure_jobs INDEXED BY tenure_jobs_dead
+         WHERE completed_at IS NOT NULL
+           AND (:status IS NULL OR status = :status)
+           AND (:type IS NULL OR type = :type)
+           AND (:queue IS NULL OR queue = :queue)
+           AND (:org IS NULL OR org = :org)
+           AND (:place IS NULL OR error_place = :place)
+         GROUP BY 1, 2, 3, 4 ORDER BY 5 DESC LIMIT :most) g
+  JOIN tenure_jobs j ON j.id = g.sample ORDER BY g.jobs DESC, g.last DESC;
 
 -- name: events_of_job
 SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.project,

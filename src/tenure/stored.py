@@ -1,0 +1,110 @@
+"""A job and an event as the store has them: what reading returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tenure.ids import to_uuid
+from tenure.job import DEAD, TERMINAL, Actor, rfc3339
+
+if TYPE_CHECKING:
+    import datetime
+    import uuid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job as the store has it."""
+
+    id: str
+    type: str
+    status: str
+    queue: str
+    priority: int
+    category: str
+    payload: dict[str, Any]
+    result: Any
+    error: str | None
+    error_code: str | None
+    attempts: int
+    max_attempts: int
+    crashes: int
+    lease_no: int
+    lease_owner: str | None
+    lease_until: datetime.datetime | None
+    scheduled_at: datetime.datetime
+    created_at: datetime.datetime
+    updated_at: datetime.datetime
+    started_at: datetime.datetime | None
+    completed_at: datetime.datetime | None
+    timeout: float
+    org: str
+    project: str | None
+    actor: Actor
+    request_id: str
+    correlation_id: str
+    traceparent: str | None
+    key: str | None
+    progress: Any
+    parent: str | None
+    after: tuple[str, ...] = ()
+    cancel_requested: bool = False
+    error_place: str | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.type
+
+    @property
+    def uuid(self) -> uuid.UUID:
+        return to_uuid(self.id)
+
+    @property
+    def dead(self) -> bool:
+        return self.status in DEAD
+
+    @property
+    def terminal(self) -> bool:
+        return self.status in TERMINAL
+
+    @property
+    def envelope(self) -> dict[str, Any]:
+        """The job contract: exactly these names (REQUIREMENTS B1)."""
+        created = int(self.created_at.timestamp() * 1000 + 0.5)
+        scheduled = int(self.scheduled_at.timestamp() * 1000 + 0.5)
+        return {
+            "job_id": str(self.uuid),
+            "job_type": self.type,
+            "org_id": self.org,
+            "project_id": self.project,
+            "actor_type": self.actor.type,
+            "actor_id": self.actor.id,
+            "request_id": self.request_id,
+            "correlation_id": self.correlation_id,
+            "idempotency_key": self.key,
+            "created_at": rfc3339(created),
+            "payload": self.payload,
+            "scheduled_for": rfc3339(scheduled) if scheduled > created else None,
+            "traceparent": self.traceparent,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One line of the audit trail."""
+
+    seq: int
+    kind: str
+    at: datetime.datetime
+    job_id: str | None
+    type: str | None
+    attempt: int | None
+    lease_no: int | None
+    org: str
+    project: str | None
+    actor: Actor
+    request_id: str | None
+    correlation_id: str | None
+    worker: str | None
+    data: Any
