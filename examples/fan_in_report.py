@@ -1,6 +1,6 @@
 """A report made of parts: many jobs, then one that runs after all of them.
 
-    python examples/fan_in_report.py
+python examples/fan_in_report.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A FastAPI application that enqueues with `await`, and works in the same process.
 
-    pip install fastapi uvicorn && uvicorn --app-dir examples fastapi_app:web
+pip install fastapi uvicorn && uvicorn --app-dir examples fastapi_app:web
 """
 
 from __future__ import annotations

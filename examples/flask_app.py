@@ -1,7 +1,7 @@
 """A Flask application that enqueues: the request is answered at once, the work is done later.
 
-    pip install flask && flask --app examples/flask_app.py run
-    tenure -A flask_app:jobs worker          # in examples/, in another terminal
+pip install flask && flask --app examples/flask_app.py run
+tenure -A flask_app:jobs worker          # in examples/, in another terminal
 """
 
 from __future__ import annotations

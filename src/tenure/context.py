@@ -160,7 +160,7 @@ class Context:
         self._log: logging.LoggerAdapter[logging.Logger] | None = None
         self._steps: dict[str, str] | None = None
         self._used: set[str] = set()
-        self._terms: dict[int, Terms] = {}
+        self._terms: dict[Terms, Terms] = {}
         self._result: Any = None
 
     @property
@@ -232,7 +232,9 @@ class Context:
         """A follow-up job, stored in the transaction of this job's completion, or not at all.
         `task` is a task or one with options: `ctx.enqueue(report.options(after=ids), day)`."""
         job: NewJob = task.job(*args, **kwargs)
-        terms = self._terms.setdefault(id(job.terms), job.terms._replace(parent=self._run.job.id))
+        terms = self._terms.get(job.terms)  # one object for equal ones: stores group by identity
+        if terms is None:
+            terms = self._terms[job.terms] = job.terms._replace(parent=self._run.job.id)
         self._run.children.append(job._replace(terms=terms))
         return Receipt(job.id, False, "queued")
 

@@ -47,7 +47,7 @@ class Record:
         own = cls.__annotations__
         cls._fields = tuple(dict.fromkeys((*cls._fields, *own)))
         cls._defaults = cls._defaults | {name: vars(cls)[name] for name in own if name in vars(cls)}
-        cls.__match_args__ = () if kw_only else cls._fields
+        cls.__match_args__ = () if kw_only else cls._fields  # type: ignore[misc]  # not yet final
 
     def __init__(self, *args: Any, **named: Any) -> None:
         given = dict(zip(self.__match_args__, args, strict=False)) | named

@@ -15,11 +15,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from tenure.job import Actor, ClaimedJob, Event, Job, NewJob, Receipt
+from tenure.job import Actor, ClaimedJob, NewJob, Receipt
 from tenure.outcome import Ended
 from tenure.policy import Keep
+
+if TYPE_CHECKING:
+    from tenure.stored import Event, Job
 
 
 class Claim(NamedTuple):

@@ -11,7 +11,6 @@ import datetime
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -87,7 +86,7 @@ def rows(kind: str, location: str, statement: str) -> list[dict[str, Any]]:
 
 # -- jobs -------------------------------------------------------------------------------------
 
-_TERMS = frozenset(field.name for field in fields(Terms))
+_TERMS = frozenset(Terms._fields)
 
 
 @cache

@@ -274,10 +274,7 @@ def test_a_poisoned_need_cancels_too_and_the_rescue_counts_right(store: Store) -
 @pytest.mark.parametrize("how", ["cancelled", "discarded"])
 def test_a_need_withdrawn_by_an_operator_cancels_too(store: Store, how: str) -> None:
     no = worker(store)
-    if how == "cancelled":
-        need = put(store)
-    else:
-        need = ended_job(store, no, Failed(FAILURE))
+    need = put(store) if how == "cancelled" else ended_job(store, no, Failed(FAILURE))
     patient = put(store, after=(need,), after_failed="wait")
     hasty = put(store, after=(need,), after_failed="cancel")
 
@@ -322,9 +319,7 @@ def test_the_janitor_gets_through_more_than_one_page(store: Store) -> None:
     assert totals(store) == {"failed": 1, "queued": 2500, "cancelled": 300}
 
 
-def test_a_need_that_completed_unseen_is_seen_by_the_janitor(
-    store: Store, connection: Any
-) -> None:
+def test_a_need_that_completed_unseen_is_seen_by_the_janitor(store: Store, connection: Any) -> None:
     no = worker(store)
     need = put(store)
     last = put(store, after=(need,))
@@ -431,7 +426,8 @@ def test_forward_references_within_a_batch_work(store: Store) -> None:
     last = new(after=tuple(ids_of(parts)))
     store.enqueue([last, *parts])
 
-    assert set(ids_of(jobs := claim(store, no))) == set(ids_of(parts))
+    jobs = claim(store, no)
+    assert set(ids_of(jobs)) == set(ids_of(parts))
     store.finish(no, [end(job, Completed()) for job in jobs])
     assert ids_of(claim(store, no)) == [last.id]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tenure.job import NewJob
 from tenure.outcome import Cancelled, Completed, Dead, Failed, Outcome
 from tenure.policy import Keep
 from tenure.store import Prune, Store
@@ -24,6 +25,7 @@ from .builders import (
     ended_job,
     finish,
     get,
+    new,
     put,
     put_many,
     started_job,
@@ -241,9 +243,7 @@ def test_a_key_does_not_expire_before_its_job_is_terminal(store: Store, clock: C
     assert not store.enqueue([duplicate()])[0].duplicate
 
 
-def duplicate() -> Any:
-    from .builders import new
-
+def duplicate() -> NewJob:
     return new(key="k", key_ttl_ms=HOUR)
 
 

@@ -138,9 +138,7 @@ def test_the_user_s_row_and_text_factories_do_not_matter(store: Store) -> None:
     assert len(claim(store, no)) == 1
 
 
-def test_savepoints_inside_the_block_work(
-    store: Store, entries: Callable[[], list[str]]
-) -> None:
+def test_savepoints_inside_the_block_work(store: Store, entries: Callable[[], list[str]]) -> None:
     no = worker(store)
     job = started_job(store, no)
     with store.transaction(LONG) as settlement:
@@ -219,7 +217,7 @@ def test_without_its_lease_a_run_s_transaction_is_refused(
     child = new(parent=job.id)
     before = snapshot(store, job.id)
 
-    with pytest.raises(LookupError, match="refused|repeated"):
+    with pytest.raises(LookupError, match=r"refused|repeated"):
         settle(store, no, job, Completed(None, (child,)), "stale")
 
     assert entries() == []
@@ -519,9 +517,7 @@ def test_it_waits_its_turn_behind_other_writers(
         except BaseException as error:
             failures.append(error)
 
-    threads = [
-        threading.Thread(target=work, args=(own, name)) for name, own in enumerate(stores)
-    ]
+    threads = [threading.Thread(target=work, args=(own, name)) for name, own in enumerate(stores)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -9,7 +9,6 @@ import datetime
 import functools
 import logging
 import os
-import signal
 import sqlite3
 import threading
 import time
@@ -65,7 +64,7 @@ def test_a_finished_step_is_not_called_again(app: tenure.App) -> None:
     @app.task(retry=NOW)
     def work(ctx: tenure.Context) -> list[Any]:
         first = ctx.step("first", call, "a")
-        second = ctx.step("second", call, name="b")
+        second = ctx.step("second", call, name="b")  # its name is no business of the step's
         if ctx.attempt < 3:
             raise RuntimeError
         return [first, second, ctx.step("third", call, "c")]
@@ -268,15 +267,11 @@ def test_a_step_of_a_run_that_lost_its_lease_stops_it(app: tenure.App) -> None:
         receipt = work.enqueue()
         assert started.wait(10)
         (info,) = [row for row in app.workers() if row.dead_at is None]
-        rescued = app.store.rescue(
-            info.no, info.beat, started=frozenset(), limit=3, reason="test"
-        )
+        rescued = app.store.rescue(info.no, info.beat, started=frozenset(), limit=3, reason="test")
         beat = info.beat
         while rescued is None:  # it renewed at that moment
             beat += 1
-            rescued = app.store.rescue(
-                info.no, beat, started=frozenset(), limit=3, reason="test"
-            )
+            rescued = app.store.rescue(info.no, beat, started=frozenset(), limit=3, reason="test")
         go.set()
         assert ended.wait(10)
         app.result(receipt.id, timeout=15)
@@ -1102,7 +1097,7 @@ def test_a_handler_that_ignores_its_cancellation_is_given_up(
     shop.wait_said("neighbour")
     deaf = getattr(shop.jobs, handler).enqueue()
     shop.wait_said("deaf")
-    old = int([line for line in shop.said() if line[0] == "deaf"][0][1])
+    old = int(next(line for line in shop.said() if line[0] == "deaf")[1])
     began = time.monotonic()
 
     assert shop.app.cancel(deaf.id, actor=("user", "7"), reason="enough") == "requested"

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -201,3 +202,26 @@ def test_two_embedded_workers_share_the_work(make_app: Callable[..., tenure.App]
         eventually(lambda: apps[0].stats()["jobs"]["completed"] == len(jobs), what="all done")
 
     assert sorted(ran) == list(range(300))  # each exactly once
+
+
+def test_a_drain_sees_past_jobs_it_does_not_know(tmp_path: Path) -> None:
+    """Foreign jobs at the head of a lane use up a claim's limit; the walk goes on behind them."""
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    theirs, ours = tenure.App(url), tenure.App(url)
+
+    @theirs.task
+    def foreign() -> None: ...
+
+    @ours.task
+    def known() -> str:
+        return "found"
+
+    theirs.enqueue_many([foreign.job() for _ in range(200)])
+    receipt = known.enqueue()
+    summary = ours.run_worker(drain=True, concurrency=1)
+
+    assert ours.result(receipt.id, timeout=1) == "found"
+    assert summary.completed == 1
+    assert summary.left == {"of unknown type": 200}
+    theirs.close()
+    ours.close()

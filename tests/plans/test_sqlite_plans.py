@@ -51,8 +51,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connection]
     store.enqueue([NewJob(id, later, "{}", 86_400_000) for id in new_ids(5000)])
     for start in range(0, CHURN, BATCH):
         batch = [
-            NewJob(id, lanes[place % len(lanes)], "{}")
-            for place, id in enumerate(new_ids(BATCH))
+            NewJob(id, lanes[place % len(lanes)], "{}") for place, id in enumerate(new_ids(BATCH))
         ]
         store.enqueue(batch)
         jobs = store.claim(worker, [("default", BATCH)]).jobs

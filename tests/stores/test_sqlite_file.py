@@ -92,9 +92,7 @@ def test_a_writer_that_stands_in_the_gate_is_named_after_the_time_out(store: Sql
     assert len(store.enqueue(jobs(1))) == 1  # the gate given up late is open again
 
 
-def test_a_foreign_transaction_is_waited_for_and_then_named(
-    store: SqliteStore, path: Path
-) -> None:
+def test_a_foreign_transaction_is_waited_for_and_then_named(store: SqliteStore, path: Path) -> None:
     store.migrate()
     foreign = sqlite3.connect(path, isolation_level=None)
     foreign.execute("BEGIN IMMEDIATE")

@@ -308,7 +308,6 @@ class Measured:
     # -- rounds -------------------------------------------------------------------------------
     def _round(self, rates: list[str], label: str) -> None:
         from tenure.cli import bench_live, bench_raw
-        from tenure.cli.bench_jobs import nothing
 
         jobs, singles = self._args.jobs, min(SINGLES, self._args.jobs)
 
@@ -326,18 +325,24 @@ class Measured:
             measure_raw()
         if "own" in rates:
             with self._site(label) as site:
-                bench_raw.enqueue_in_batches(site.app, nothing, jobs, tell)
-                self._note("own_loop", bench_raw.own_loop(site.app.store, jobs, tell))
+                self._enqueue(site, jobs, singles)
+                self._note("own_loop", bench_raw.own_loop(site.app.store, jobs + singles, tell))
         if "enqueue" in rates or "drain" in rates:
             with self._site(label) as site:
-                self._note("enqueue_one", bench_raw.enqueue_one_by_one(nothing, singles))
-                many = bench_raw.enqueue_in_batches(site.app, nothing, jobs, tell)
-                self._note("enqueue_many", many)
+                self._enqueue(site, jobs, singles)
                 if "drain" in rates:
                     rate = bench_live.drain(site, jobs + singles, self._args.processes)
                     self._note("drain", rate)
-        if "raw" in rates:  # again: the yardstick is short, so noise hits it hardest
+        if "raw" in rates:  # again: it is short, so noise hits it hardest
             measure_raw()
+
+    def _enqueue(self, site: Site, jobs: int, singles: int) -> None:
+        from tenure.cli import bench_raw
+        from tenure.cli.bench_jobs import nothing
+
+        self._note("enqueue_one", bench_raw.enqueue_one_by_one(nothing, singles))
+        many = bench_raw.enqueue_in_batches(site.app, nothing, jobs, site.tell)
+        self._note("enqueue_many", many)
 
     def _note(self, name: str, value: float) -> None:
         self.rounds.setdefault(name, []).append(value)

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenure.errors import DuplicateKey, JobFailed, JobNotFound
-from tenure.job import Event, Job, NewJob, Receipt
+from tenure.job import NewJob, Receipt
 from tenure.store import Filter, Store
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
+
+    from tenure.stored import Event, Job
 
 T = TypeVar("T")
 PAGE = 100

@@ -51,6 +51,7 @@ class Pump:
         self._unknown: dict[str, float] = {}  # type -> when it was last complained about
         self._handed = 0
         self._failures = 0
+        self._look_again = False
         self.types: frozenset[str] = frozenset()
         self.alone: frozenset[str] = frozenset()
         self.finisher = Finisher(store)
@@ -74,10 +75,10 @@ class Pump:
                     self._roster.drop(self.finisher.flush(self._roster.worker))
                 # Said before `claiming` is read: whoever has stopped the claiming and sees us not
                 # busy knows that no claimed job is on its way to a child.
-                self.busy = True
+                self.busy, self._look_again = True, False
                 claimed = self._claim_and_hand() if self.claiming else 0
                 self.busy = False
-                if claimed or self.finisher.pending:
+                if claimed or self._look_again or self.finisher.pending:
                     continue
                 self._check_drained()
                 pause = self._sleep() if self.claiming else STOPPED_PAUSE
@@ -146,8 +147,8 @@ class Pump:
     def _take(self, wants: list[tuple[str, int]], limit: int) -> list[ClaimedJob]:
         claim = self._store.claim(self._roster.worker, wants, self.types, limit=limit)
         self._complain(claim.unknown)
-        if claim.more:
-            self.poke()
+        # Orgs not looked at yet, or foreign jobs moved out of the way: there may be more behind.
+        self._look_again = self._look_again or claim.more or bool(claim.unknown)
         return claim.jobs
 
     def _caps(self) -> dict[str, int]:

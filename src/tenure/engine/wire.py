@@ -66,7 +66,7 @@ ToChild: TypeAlias = Run | Cancel | Stop
 FromChild: TypeAlias = Hello | Refused | Report
 
 _LENGTH = struct.Struct("<I")
-_encoder = msgspec.msgpack.Encoder()
+_encoder = msgspec.msgpack.Encoder(enc_hook=vars)  # a Record travels as its fields
 
 
 def frame(message: ToChild | FromChild) -> bytes:
@@ -78,7 +78,9 @@ class Frames:
     """Bytes in, messages out."""
 
     def __init__(self, kind: Any) -> None:
-        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(kind)
+        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
+            kind, dec_hook=lambda record, fields: record(**fields)
+        )
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Any]:

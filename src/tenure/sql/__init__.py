@@ -5,9 +5,11 @@ A statement starts with `-- name: its_name`; everything up to the next name belo
 
 from __future__ import annotations
 
+import os
 import re
-from importlib.resources import files
 from typing import NamedTuple
+
+_HERE = os.path.dirname(__file__)  # importlib.resources takes 13 ms, a third of a cold enqueue
 
 
 class Migration(NamedTuple):
@@ -17,7 +19,7 @@ class Migration(NamedTuple):
 
 
 def statements(dialect: str) -> dict[str, str]:
-    text = (files(__name__) / dialect / "queries.sql").read_text("utf-8")
+    text = _read(dialect, "queries.sql")
     parts = re.split(r"^-- name: (\w+)\s*$", text, flags=re.MULTILINE)
     return {
         name: "\n".join(line for line in body.splitlines() if not line.startswith("--")).strip()
@@ -26,13 +28,19 @@ def statements(dialect: str) -> dict[str, str]:
 
 
 def schema(dialect: str) -> str:
-    return (files(__name__) / dialect / "schema.sql").read_text("utf-8")
+    return _read(dialect, "schema.sql")
 
 
 def migrations(dialect: str) -> list[Migration]:
     found = []
-    for entry in (files(__name__) / dialect / "migrations").iterdir():
-        match = re.fullmatch(r"(\d{4})_(\w+)\.sql", entry.name)
+    for file in os.listdir(os.path.join(_HERE, dialect, "migrations")):
+        match = re.fullmatch(r"(\d{4})_(\w+)\.sql", file)
         if match:
-            found.append(Migration(int(match[1]), match[2], entry.read_text("utf-8")))
+            text = _read(dialect, "migrations", file)
+            found.append(Migration(int(match[1]), match[2], text))
     return sorted(found)
+
+
+def _read(*path: str) -> str:
+    with open(os.path.join(_HERE, *path), encoding="utf-8") as file:
+        return file.read()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import threading
 from typing import TYPE_CHECKING
@@ -110,6 +109,8 @@ class Loan:
         return SQLITE_OK if inside else SQLITE_DENY
 
     def _warn(self) -> None:
+        import logging  # 3 ms of a cold enqueue, for a warning it cannot get
+
         logging.getLogger("tenure.job").warning(
             "a transaction has been holding the only write lock of %s for %.1f s: everybody else "
             "waits; do slow work before the block",

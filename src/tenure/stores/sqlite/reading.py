@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tenure.job import DEAD, Event, Job
+from tenure.job import DEAD
 from tenure.store import DeadGroup, Filter, QueueInfo, Rollup
 from tenure.stores.rows import event_from, job_from
 from tenure.stores.sqlite.base import SqliteBase, to_json
+
+if TYPE_CHECKING:
+    from tenure.stored import Event, Job
 
 
 class Reading(SqliteBase):
