@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
+from _thread import allocate_lock  # threading.Lock, without the 1 ms threading takes to import
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
@@ -90,7 +90,7 @@ class App:
         self.hooks: dict[str, list[Callable[[Lifecycle], Any]]] = {}
         self.secret_provider: Callable[[str], str | None] | None = None
         self._client: Client | None = None
-        self._lock = threading.Lock()
+        self._lock = allocate_lock()
 
     def __repr__(self) -> str:
         return f"<tenure.App with {len(self.tasks)} tasks>"

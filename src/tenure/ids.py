@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import time
+from _thread import allocate_lock  # threading.Lock, without the 1 ms threading takes to import
 from typing import TYPE_CHECKING
 
 from tenure.errors import JobError
@@ -22,8 +22,8 @@ _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS = tuple(a + b for a in _ALPHABET for b in _ALPHABET)
 _TO_INT = str.maketrans(_ALPHABET, "0123456789ABCDEFGHIJKLMNOPQRSTUV")
 # Both cases spelled out: upper() first would let a long s (U+017F) pass as S.
-_ULID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}")
-_UUID = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_ULID = r"[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}"
+_UUID = r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 
 _LOW_BITS = 20
 _LOW_LIMIT = 1 << _LOW_BITS
@@ -50,7 +50,7 @@ class Ulids:
     def restart(self) -> None:
         """Forget the sequence (a forked child must not continue its parent's) and the lock, which
         a thread that does not exist in the child may have held."""
-        self._lock = threading.Lock()
+        self._lock = allocate_lock()
         self._low = _LOW_LIMIT
         self._high = 0
         self._head = ""
@@ -118,9 +118,9 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
 def parse_id(text: object) -> str:
     """The canonical ULID for a ULID in any case, or a UUID (text or object) of the same bits."""
     if isinstance(text, str):
-        if _ULID.fullmatch(text):
+        if re.fullmatch(_ULID, text):
             return text.upper()
-        if _UUID.fullmatch(text):
+        if re.fullmatch(_UUID, text):
             return _encode(int(text.replace("-", ""), 16), 13)
     else:
         from uuid import UUID

@@ -5,13 +5,13 @@ integer milliseconds on what travels to and from stores. `Job` and `Event` are i
 loaded when somebody reads: a producer does not need them, and they take 5 ms.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: NamedTuple compiles each annotation that is a string,
+# which would be 1.4 of this module's 2.3 ms.
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import datetime
-    from collections.abc import Mapping
 
     from tenure.stored import Event as Event
     from tenure.stored import Job as Job
@@ -123,7 +123,7 @@ class ClaimedJob(NamedTuple):
     ready_at: int
 
 
-def moment(ms: int | None) -> datetime.datetime | None:
+def moment(ms: int | None) -> "datetime.datetime | None":
     """Milliseconds since 1970 as an aware datetime in UTC."""
     if ms is None:
         return None

@@ -32,7 +32,7 @@ QUEUE_WEIGHTS: Mapping[str, float] = MappingProxyType(
     {queue: 4.0 if queue == "critical" else 1.0 for queue in QUEUES}
 )
 
-# Compiled when first used: this one takes 0.3 ms.
+# Compiled by `re` when first used: the second takes 0.3 ms.
 _QUEUE_NAME = r"[A-Za-z0-9_.:-]{1,128}"
 _UNPRINTABLE = "[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]"
 

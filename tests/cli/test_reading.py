@@ -100,7 +100,7 @@ def test_why_asks_the_workers(stage: Stage) -> None:
     enlist(stage.store, types=["other"])
     assert "knows type 'report'" in why()
     able = enlist(stage.store)
-    assert "which 1 live worker serves." in why()
+    assert "1 live worker serves it." in why()
     stage.store.claim(able, [("default", 1)])
     assert why().startswith("It is running on worker host:4711:")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -135,9 +134,11 @@ add_command = add_commands
 
 
 def bench(args: argparse.Namespace) -> int:
+    from tenure.cli import bench_raw
+
     chosen = _chosen(args)
     line = output.LiveLine()
-    began = time.monotonic()
+    began, here = time.monotonic(), bench_raw.machine()
     try:
         with _place(args.url) as place:
             measured = Measured(args, place, line)
@@ -146,19 +147,14 @@ def bench(args: argparse.Namespace) -> int:
         line.clear()
     figures = measured.figures
     report = {
-        "machine": machine(place.module),
+        "machine": here | {"sqlite": place.module.sqlite_version},
         "jobs": args.jobs,
         "processes": args.processes,
         "rounds": measured.rounds,
         "details": measured.details,
         "figures": {
-            figure.name.strip(): {
-                "value": figure.value,
-                "unit": figure.unit,
-                "bar": figure.bar,
-                "ok": figure.ok,
-            }
-            for figure in figures
+            f.name.strip(): {"value": f.value, "unit": f.unit, "bar": f.bar, "ok": f.ok}
+            for f in figures
         },
         "seconds": time.monotonic() - began,
         "ok": all(figure.ok is not False for figure in figures),
@@ -184,19 +180,6 @@ def _chosen(args: argparse.Namespace) -> tuple[str, ...]:
     return tuple(name for name in every if name in names)
 
 
-def machine(module: Any) -> dict[str, Any]:
-    return {
-        "date": output.stamp(output.utc_now()),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
-        "load": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "sqlite": module.sqlite_version,
-    }
-
-
 def _print(report: dict[str, Any], figures: list[Figure], directory: str) -> None:
     here = report["machine"]
     output.say(
@@ -204,6 +187,8 @@ def _print(report: dict[str, Any], figures: list[Figure], directory: str) -> Non
         f"Python {here['python']} · SQLite {here['sqlite']} · {report['jobs']:,} jobs, "
         f"-p {report['processes']}, in {os.path.dirname(directory)}"
     )
+    if here["load"] > here["cores"] / 2:
+        output.say("This machine was busy when the run began: neither figures nor verdicts count.")
     verdicts = {True: "ok", False: "not", None: ""}
     output.table(
         ["figure", "value", "bar", ""],

@@ -8,11 +8,14 @@ next to the loop it is compared with.
 from __future__ import annotations
 
 import json
+import os
+import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from tenure.cli import output
 from tenure.ids import new_ids
 
 if TYPE_CHECKING:
@@ -57,6 +60,17 @@ def percentile(values: list[float], share: float) -> float:
     """The value that `share` of all values do not exceed; no interpolation."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def machine() -> dict[str, Any]:
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+    return {
+        "date": output.stamp(output.utc_now()),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": len(affinity(0)) if affinity else os.cpu_count(),
+        "load": os.getloadavg()[0],  # before the run adds its own
+        "python": platform.python_version(),
+    }
 
 
 # ------------------------------------------------------------------------------- the raw loop

@@ -18,6 +18,7 @@ import msgspec
 from tenure.job import ClaimedJob
 from tenure.outcome import Ended
 from tenure.policy import Keep
+from tenure.record import Record
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -66,7 +67,16 @@ ToChild: TypeAlias = Run | Cancel | Stop
 FromChild: TypeAlias = Hello | Refused | Report
 
 _LENGTH = struct.Struct("<I")
-_encoder = msgspec.msgpack.Encoder(enc_hook=vars)  # a Record travels as its fields
+
+
+def _fields(value: object) -> dict[str, Any]:
+    """A Record (`Keep`), which msgspec does not know, travels as its fields."""
+    if not isinstance(value, Record):
+        raise NotImplementedError(f"{type(value).__name__} does not travel")
+    return vars(value)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_fields)
 
 
 def frame(message: ToChild | FromChild) -> bytes:

@@ -25,6 +25,7 @@ IN_CLOEXEC = 0o2000000
 POLL_SECONDS = 0.05
 SETTLE_SECONDS = 1.0  # how long after a write to the log its commit is waited for
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.0005, 0.01
+BUSY_PAUSE = 0.003  # hints on the heels of others: whoever they wake is awake
 
 
 class ChangeCounter(Protocol):
@@ -60,8 +61,9 @@ class SqliteWakeup:
                 _empty(self._wake_read)
                 return False
             if self._inotify in ready:
+                # One commit writes many times: take them together.
+                time.sleep(BUSY_PAUSE if since < BUSY_PAUSE else SHORTEST_PAUSE)
                 self._written = time.monotonic()
-                time.sleep(SHORTEST_PAUSE)  # one commit writes many times: take them together
                 _empty(self._inotify)
             if since < SETTLE_SECONDS and self._moved():
                 return True

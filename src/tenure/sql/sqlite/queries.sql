@@ -83,6 +83,22 @@ UPDATE tenure_jobs
        ready_at = max(ready_at, :now), updated_at = :now
  WHERE id IN (SELECT value FROM json_each(:ids)) AND status = 'queued';
 
+-- One job without a key, which is what `task.enqueue` mostly sends: the same two rows without
+-- opening JSON (38 instead of 61 us a job).
+-- name: enqueue_job
+INSERT INTO tenure_jobs (id, type, status, queue, priority, org, ready_at, waits, max_attempts,
+  timeout_ms, category, project, actor_type, actor_id, request_id, correlation_id, traceparent,
+  parent, after_failed, scheduled_at, created_at, updated_at, payload)
+VALUES (:id, :type, 'queued', :queue, :priority, :org, :due, 0, :max_attempts,
+  :timeout_ms, :category, :project, :actor_type, :actor_id, coalesce(:request_id, :id),
+  coalesce(:correlation_id, :id), :traceparent, :parent, :after_failed, :due, :now, :now, :payload);
+
+-- name: enqueue_event
+INSERT INTO tenure_events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
+  actor_id, request_id, correlation_id, data)
+VALUES (:now, 'job.enqueued', :id, :type, 0, 0, :org, :project, :actor_type, :actor_id,
+  :request_id, :correlation_id, :remark);
+
 -- A call repeated because its reply was lost: which ids are stored already, live or finished?
 -- name: enqueue_stored
 SELECT value FROM json_each(:ids)
@@ -570,7 +586,8 @@ UPDATE tenure_queues SET paused_at = NULL, paused_by = NULL, pause_reason = NULL
 INSERT INTO tenure_events (at, kind, org, actor_type, actor_id, data)
 VALUES (:now, :kind, 'default', :actor_type, :actor_id, :data);
 
--- Retention, one bounded batch each. History by task and age: walks tenure_history_age.
+-- Retention, one bounded batch each. History by task and age: walks tenure_history_age. A result
+-- stays while a job that ran after it may still read it.
 -- name: prune_types
 WITH RECURSIVE task (type) AS (
   SELECT min(type) FROM tenure_history
@@ -581,7 +598,9 @@ SELECT type FROM task WHERE type IS NOT NULL;
 
 -- name: prune_history
 DELETE FROM tenure_history WHERE id IN
-  (SELECT id FROM tenure_history WHERE type = :type AND completed_at < :before
+  (SELECT id FROM tenure_history h WHERE type = :type AND completed_at < :before
+      AND NOT EXISTS (SELECT 1 FROM tenure_edges d CROSS JOIN tenure_jobs j ON j.id = d.job
+                       WHERE d.needs = h.id)
     ORDER BY completed_at LIMIT :most);
 
 -- name: prune_dead
@@ -593,8 +612,10 @@ DELETE FROM tenure_jobs WHERE id IN
 -- Keep the last N of a task: everything older goes, a bounded batch at a time.
 -- name: prune_history_last
 DELETE FROM tenure_history WHERE id IN
-  (SELECT id FROM tenure_history WHERE type = :type
-    ORDER BY completed_at DESC LIMIT :most OFFSET :last);
+  (SELECT id FROM (SELECT id FROM tenure_history WHERE type = :type
+                    ORDER BY completed_at DESC LIMIT :most OFFSET :last) h
+    WHERE NOT EXISTS (SELECT 1 FROM tenure_edges d CROSS JOIN tenure_jobs j ON j.id = d.job
+                       WHERE d.needs = h.id));
 
 -- name: prune_dead_type
 DELETE FROM tenure_jobs WHERE id IN

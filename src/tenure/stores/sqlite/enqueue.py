@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tenure import errors
-from tenure.job import NewJob, Receipt
+from tenure.job import NewJob, Receipt, Terms
 from tenure.stores.rows import refuse_circles
 from tenure.stores.sqlite.base import SqliteBase, to_json
 
@@ -19,6 +19,7 @@ class Enqueueing(SqliteBase):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._queues: set[str] = set()  # names this process has seen committed
+        self._bound: tuple[Terms | None, dict[str, Any]] = (None, {})
 
     def enqueue(
         self, jobs: Sequence[NewJob], *, retry: bool = False, now_ms: int | None = None
@@ -93,6 +94,8 @@ class Enqueueing(SqliteBase):
         known_queues: set[str],
         retry: bool,
     ) -> list[Receipt]:
+        if len(jobs) == 1 and jobs[0].key is None and not jobs[0].after and not retry:
+            return [self._enqueue_one(db, jobs[0], now, known_queues)]
         owners: dict[str, tuple[str, str]] = {}
         firsts, repeats = _first_of_each_key(jobs)
         stored: set[str] = set()
@@ -100,29 +103,10 @@ class Enqueueing(SqliteBase):
             ids = to_json([job.id for job in jobs])
             stored = {row[0] for row in db.execute(self._sql["enqueue_stored"], {"ids": ids})}
         for terms, group in _by_terms(job for job in firsts if job.id not in stored):
-            parameters = {
-                "now": now,
-                "rows": _rows_text(group),
-                "type": terms.type,
-                "queue": terms.queue,
-                "priority": terms.priority,
-                "category": terms.category,
-                "max_attempts": terms.max_attempts,
-                "timeout_ms": terms.timeout_ms,
-                "key_ttl_ms": terms.key_ttl_ms,
-                "org": terms.org,
-                "project": terms.project,
-                "actor_type": terms.actor.type,
-                "actor_id": terms.actor.id,
-                "request_id": terms.request_id or None,
-                "correlation_id": terms.correlation_id or None,
-                "traceparent": terms.traceparent,
-                "parent": terms.parent,
-                "after_failed": terms.after_failed,
-                "remark": terms.remark,
-            }
+            parameters = self._bind(terms) | {"now": now}
             if terms.queue not in known_queues:
                 db.execute(self._sql["add_queue"], parameters)
+            parameters["rows"] = _rows_text(group)
             keyed = any(job.key is not None for job in group)
             if keyed:
                 db.execute(self._sql["enqueue_keys"], parameters)
@@ -141,6 +125,47 @@ class Enqueueing(SqliteBase):
             owner, status = owners.get(first, (first, "queued"))
             receipts.append(Receipt(owner, owner != job.id, status))
         return receipts
+
+    def _enqueue_one(
+        self, db: sqlite3.Connection, job: NewJob, now: int, known_queues: set[str]
+    ) -> Receipt:
+        """What `task.enqueue` mostly sends: the same rows with less around them."""
+        id, terms, payload, delay_ms, at_ms, *_rest = job
+        due = now + delay_ms if at_ms is None else at_ms
+        parameters = {**self._bind(terms), "now": now, "id": id, "payload": payload, "due": due}
+        if terms.queue not in known_queues:
+            db.execute(self._sql["add_queue"], parameters)
+        db.execute(self._sql["enqueue_job"], parameters)
+        if self.audit == "all" or terms.remark is not None:
+            db.execute(self._sql["enqueue_event"], parameters)
+        return Receipt(id, False, "queued")
+
+    def _bind(self, terms: Terms) -> dict[str, Any]:
+        """The parameters that jobs of the same terms share. Those of the last terms are kept:
+        a program that enqueues one by one mostly repeats itself."""
+        last, bound = self._bound
+        if last is not terms:
+            bound = {
+                "type": terms.type,
+                "queue": terms.queue,
+                "priority": terms.priority,
+                "category": terms.category,
+                "max_attempts": terms.max_attempts,
+                "timeout_ms": terms.timeout_ms,
+                "key_ttl_ms": terms.key_ttl_ms,
+                "org": terms.org,
+                "project": terms.project,
+                "actor_type": terms.actor.type,
+                "actor_id": terms.actor.id,
+                "request_id": terms.request_id or None,
+                "correlation_id": terms.correlation_id or None,
+                "traceparent": terms.traceparent,
+                "parent": terms.parent,
+                "after_failed": terms.after_failed,
+                "remark": terms.remark,
+            }
+            self._bound = (terms, bound)
+        return bound
 
     def _add_edges(self, db: sqlite3.Connection, jobs: list[NewJob], now: int) -> None:
         if not jobs:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 CHECKPOINT_BYTES = 8 * 1024 * 1024
+LOOK_AT_LOG_EVERY = 0.02
 ENDED_INSIDE = (
     "a transaction cannot be ended inside its block, by a commit, a rollback, `with conn:` or "
     "executescript; leave that to the end of the block"
@@ -61,6 +62,7 @@ class SqliteFile:
         self._inherited: list[Connection] = []
         self._watcher: Connection | None = None
         self._ready = False
+        self._look_at_log = 0.0
         self._next_checkpoint = 0  # unknown until the first write
         this = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _forget(this()))
@@ -116,8 +118,8 @@ class SqliteFile:
             yield connection.db
             loan.end()
             connection.db.execute("COMMIT")
-        except errors.StoreError:
-            loan.end()
+        except (errors.StoreError, SystemError):
+            loan.end()  # SystemError: Python's driver, when the rollback crosses another statement
             raise
         except self.module.Error as error:
             loan.end()
@@ -229,6 +231,10 @@ class SqliteFile:
         new size as well (single commits: 3.2 k/s growing, 5.5 k/s in place). It is full again
         when a commit had to make it longer.
         """
+        now = time.monotonic()
+        if now < self._look_at_log:
+            return
+        self._look_at_log = now + LOOK_AT_LOG_EVERY
         try:
             size = os.stat(f"{self.path}-wal").st_size
         except FileNotFoundError:
