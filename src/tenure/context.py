@@ -239,7 +239,7 @@ class Context:
         return Receipt(job.id, False, "queued")
 
     # -- checkpoints --------------------------------------------------------------------------
-    def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `function` once over all runs of this job: its result is stored and returned
         without a call when the job runs again. Await it when the function is a coroutine."""
         if name in self._used:

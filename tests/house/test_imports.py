@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -41,9 +41,15 @@ def run(code: str, *args: str) -> str:
 
 
 def milliseconds(code: str) -> float:
-    began = time.perf_counter()
+    """Of processor time: beside eight busy processes the clock says twice as much."""
+
+    def spent() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    before = spent()
     run(code)
-    return (time.perf_counter() - began) * 1000
+    return (spent() - before) * 1000
 
 
 def test_import_loads_nothing_heavy() -> None:

@@ -8,37 +8,59 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
-from tenure.cli import demo_report, output, target
-from tenure.cli.demo_ledger import Check, Ledger, as_expected, audit, kinds, percentile
+from tenure.cli import demo_books, demo_report, output, target
+from tenure.cli.demo_ledger import (
+    FAN_INS,
+    PARTS,
+    UPLOADS,
+    Check,
+    Ledger,
+    as_expected,
+    audit,
+    kinds,
+    percentile,
+    promised,
+)
 from tenure.cli.demo_panel import Panel
+from tenure.cli.demo_processes import (
+    SPEC,
+    children_of,
+    environment,
+    kill_if,
+    stopped_politely,
+    under_way,
+)
 from tenure.config import Settings
 from tenure.errors import ConfigError, TenureError
 
 if TYPE_CHECKING:
     from tenure.job import NewJob
 
-SPEC = "tenure.cli.demo_jobs:app"
 FEWEST, MOST = 500, 200_000
 SINGLES, SINGLES_SECONDS = 40, 5.0  # jobs sent one by one to an idle worker
 AT_ONCE = 8  # jobs at once on the rough day: what a kill takes down with it
-KILL_CHILD, KILL_WORKER = 0.3, 0.6  # of the rough day's jobs have ended
+CHOOSY = 1.0  # seconds to wait for a kill that hits many jobs, before one will do
 ALONE = 1.0  # seconds without any worker
 PATIENCE = 30.0  # seconds in which no job ends: something is broken
-LEASE = {"TENURE_LEASE_SECONDS": "3", "TENURE_LEASE_RENEW_SECONDS": "1"}
 
 
 class Broken(TenureError):
     """The demo cannot go on; the message says what was seen."""
+
+
+class Target(NamedTuple):
+    """A process to kill, and the jobs that are under way in it or below it."""
+
+    pid: int
+    jobs: set[str]
 
 
 def add_commands(commands: target.Commands) -> None:
@@ -84,20 +106,6 @@ def run(args: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
-@contextmanager
-def stopped_politely() -> Iterator[None]:
-    """SIGTERM ends the demo like Ctrl-C, so that it leaves no worker behind."""
-
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 # ------------------------------------------------------------------------------- the play
 
 
@@ -120,6 +128,9 @@ class Demo:
         self._ledger = Ledger(self.app.store)
         self._worker: subprocess.Popen[bytes] | None = None
         self._acknowledged: list[str] = []
+        self._children = 0  # jobs that other jobs enqueue
+        self._uploads: list[str] = []
+        self._calls = os.path.join(directory, "uploads.log")
         self._kills: list[demo_report.Kill] = []
 
     def play(self) -> demo_report.Report:
@@ -133,7 +144,10 @@ class Demo:
         self._look()
         self._panel.close()
         jobs = list(self.app.find())
-        checks = audit(self._acknowledged, jobs, self._ledger)
+        checks = audit(promised(self._acknowledged, jobs), jobs, self._ledger)
+        fan_ins = demo_books.fan_ins(jobs, self._ledger)
+        uploads = demo_books.uploads(jobs, demo_books.read_calls(self._calls))
+        checks += [as_expected(self._kinds, jobs), fan_ins.check(), uploads.check(), left_well]
         return demo_report.Report(
             directory=self.directory,
             url=self.url,
@@ -141,8 +155,10 @@ class Demo:
             seconds=self._panel.seconds,
             jobs=jobs,
             ledger=self._ledger,
-            checks=[*checks, as_expected(self._kinds, jobs), left_well],
+            checks=checks,
             kills=self._kills,
+            fan_ins=fan_ins,
+            uploads=uploads,
             latencies=latencies,
             rush=rush,
             rush_seconds=rush_seconds,
@@ -206,74 +222,99 @@ class Demo:
 
     # -- act 3 --------------------------------------------------------------------------------
     def _rough_day(self) -> None:
-        jobs = self._mixed_jobs()
+        jobs = self._tasks.rough_day(self._count, self._calls)
+        self._children = FAN_INS * (PARTS + 1)
+        self._uploads = [job.id for job in jobs if job.terms.type == "upload"]
         seconds = self._enqueue(jobs)
         self._panel.tell(
-            f"stored {len(jobs):,} jobs of {len(self._kinds) - 1} kinds in one commit, "
-            f"{output.span(seconds)}: a rough day begins"
+            f"stored {len(jobs):,} jobs of {len({job.terms.type for job in jobs})} kinds in one "
+            f"commit, {output.span(seconds)}: a rough day begins; {self._children} more will come "
+            "from jobs"
         )
-        before = self._ledger.ended
-        self._until(lambda: self._busy(before + KILL_CHILD * len(jobs)))
+        half = UPLOADS // 2
+        self._until(lambda: self._uploads_stored_a_step(self._uploads[:half]))
         self._kill_child()
-        self._until(lambda: self._busy(before + KILL_WORKER * len(jobs)))
+        self._until(lambda: self._uploads_stored_a_step(self._uploads[half:]))
         self._kill_worker()
         self._until(self._all_ended)
         self._panel.tell("everything has ended")
 
-    def _mixed_jobs(self) -> list[NewJob]:
-        """The same day every time: shuffled, the poison early. Jobs run in the order made here."""
-        tasks, count = self._tasks, self._count
-        makers: list[Callable[[int], NewJob]] = []
-        makers += count["send_email"] * [lambda n: tasks.send_email.job(f"{n}@example.org")]
-        makers += count["make_report"] * [lambda n: tasks.make_report.job(12)]
-        makers += count["charge_card"] * [lambda n: tasks.charge_card.job(n, 1 + n % 2)]
-        makers += count["import_file"] * [lambda n: tasks.import_file.job(f"{n}.xls")]
-        makers += count["call_partner"] * [lambda n: tasks.call_partner.job(n)]
-        random.Random(7).shuffle(makers)
-        place = len(makers) // 10
-        makers[place:place] = count["resize_image"] * [lambda n: tasks.resize_image.job(f"{n}.png")]
-        return [make(n) for n, make in enumerate(makers)]
-
-    def _busy(self, ended: float) -> bool:
-        """So many have ended, and a kill now hits many that were never hit before."""
-        unhurt = len(self._ledger.running.keys() - self._ledger.interrupted)
-        return self._all_ended() or (self._ledger.ended >= ended and unhurt >= AT_ONCE // 2)
+    def _uploads_stored_a_step(self, uploads: list[str]) -> bool:
+        """Or have been hit already, by poison: then they go on in a process of their own."""
+        return all(
+            id in self._ledger.ends or id in self._ledger.interrupted or self.app.store.steps(id)
+            for id in uploads
+        )
 
     def _kill_child(self) -> None:
         worker = self._running_worker()
-        pids: list[int] = []
 
-        def found() -> bool:
-            pids[:] = children_of(worker.pid)
-            return bool(pids)
+        def find() -> Target | None:
+            shared = [child for child in children_of(worker.pid) if not child.alone]
+            return Target(shared[0].pid, under_way(shared[:1])) if shared else None
 
-        self._until(found)
-        back = self._kill("child", pids[0], "it runs the handlers")
+        back = self._kill("child", "it runs the handlers", find)
         self._panel.tell(f"its supervisor started a new child and {back}")
 
     def _kill_worker(self) -> None:
         worker = self._running_worker()
-        back = self._kill("worker", worker.pid, "supervisor and all", worker)
+
+        def find() -> Target:
+            return Target(worker.pid, under_way(children_of(worker.pid)))
+
+        back = self._kill("worker", "supervisor and all", find, worker)
         self._panel.tell(f"it saw that worker {worker.pid} is gone and {back}")
 
     def _kill(
-        self, what: str, pid: int, note: str, worker: subprocess.Popen[bytes] | None = None
+        self,
+        what: str,
+        note: str,
+        find: Callable[[], Target | None],
+        worker: subprocess.Popen[bytes] | None = None,
     ) -> str:
         """SIGKILL; then, for a worker, another one. What became of the jobs it held."""
-        self._ledger.read()
-        before, running = len(self._ledger.put_back), len(self._ledger.running)
-        with suppress(ProcessLookupError):  # a poison job was quicker
-            os.kill(pid, signal.SIGKILL)
-        self._kills.append(demo_report.Kill(what, pid, running))
-        held = f"{output.count(running, 'job')} under way"
+        (pid, jobs), before = self._hit(what, find)
+        self._kills.append(demo_report.Kill(what, pid, len(jobs)))
+        held = f"{output.count(len(jobs), 'job')} under way"
         self._panel.tell(f"killed {what} {pid} with SIGKILL ({note}): {held}", "red")
         if worker is not None:
             worker.wait()
             self._rest(ALONE)
             self._start_worker("started another worker, {pid}")
-        self._until(lambda: len(self._ledger.put_back) > before or self._all_ended())
+
+        def settled() -> bool:
+            back = {event.job_id for event in self._ledger.put_back[before:]}
+            return all(job in back or job in self._ledger.ends for job in jobs)
+
+        self._until(settled)
         back = len(self._ledger.put_back) - before
         return f"{output.count(back, 'job')} went back to the queue, to run again"
+
+    def _hit(self, what: str, find: Callable[[], Target | None]) -> tuple[Target, int]:
+        """Kill what is found as soon as that hits jobs, better many of them. What was hit, and
+        how many runs had been put back until then."""
+        begun = time.monotonic()
+        hits: list[tuple[Target, int]] = []
+
+        def worth_it(pid: int) -> bool:
+            target = find()  # once more: now it stands still
+            if target is None or target.pid != pid:
+                return False
+            self._ledger.read()
+            jobs = target.jobs - self._ledger.ends.keys()
+            hits[:] = [(Target(pid, jobs), len(self._ledger.put_back))]
+            return len(jobs) >= (AT_ONCE // 2 if time.monotonic() - begun < CHOOSY else 1)
+
+        def done() -> bool:
+            target = find()
+            if target and target.jobs and kill_if(target.pid, worth_it):
+                return True
+            if self._all_ended():
+                raise Broken(f"all jobs had ended before the {what} could be killed")
+            return False
+
+        self._until(done)
+        return hits[0]
 
     # -- the worker ---------------------------------------------------------------------------
     def _start_worker(self, story: str) -> None:
@@ -312,16 +353,22 @@ class Demo:
         return time.monotonic() - begun
 
     def _all_ended(self) -> bool:
-        return self._ledger.ended == len(self._acknowledged)
+        return self._ledger.ended == len(self._acknowledged) + self._children
 
     def _look(self) -> None:
         self._ledger.read()
-        self._panel.show(self._ledger, self._report_progress)
+        self._panel.show(self._ledger, self._progress)
 
-    def _report_progress(self) -> list[float]:
-        """How far the slow jobs are."""
-        running = self.app.find(type="make_report", status="in_progress")
-        return sorted(job.progress.get("percent", 0.0) for job in running if job.progress)
+    def _progress(self) -> dict[str, list[float]]:
+        """How far the slow jobs are, by task."""
+        return {
+            task: sorted(
+                job.progress.get("percent", 0.0)
+                for job in self.app.find(type=task, status="in_progress")
+                if job.progress
+            )
+            for task in ("make_report", "upload")
+        }
 
     def _until(self, over: Callable[[], bool]) -> None:
         worker, ended, last = self._running_worker(), -1, 0.0
@@ -342,53 +389,6 @@ class Demo:
         while time.monotonic() < until:
             self._look()
             time.sleep(0.03)
-
-
-# ------------------------------------------------------------------------------- processes
-
-
-def environment(url: str, directory: str) -> dict[str, str]:
-    """For a worker: nothing of this shell's own Tenure, this very package, files in one place."""
-    import tenure
-
-    root = os.path.dirname(os.path.dirname(os.path.abspath(tenure.__file__)))
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
-    paths = [root, *filter(None, [kept.get("PYTHONPATH")])]
-    own = {"TENURE_URL": url, "PYTHONPATH": os.pathsep.join(paths), "TMPDIR": directory}
-    return kept | LEASE | own
-
-
-def children_of(worker: int) -> list[int]:
-    """Its children that run many jobs at once; one that runs a suspect alone is not among them."""
-    return [
-        pid
-        for pid, parent, command in processes()
-        if parent == worker and SPEC in command and command[-1] != "1"
-    ]
-
-
-def processes() -> Iterator[tuple[int, int, list[str]]]:
-    """Every process: its id, its parent's, its command line."""
-    if os.path.isdir("/proc/self/task"):
-        for name in filter(str.isdecimal, os.listdir("/proc")):
-            try:
-                with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
-                    parent = int(file.read().rpartition(")")[2].split()[1])
-                with open(f"/proc/{name}/cmdline", encoding="utf-8", errors="replace") as file:
-                    command = file.read().rstrip("\0").split("\0")
-            except OSError:
-                continue  # it has ended meanwhile
-            yield int(name), parent, command
-        return
-    listing = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid=,args="],  # noqa: S607  wherever this system has it
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    for line in listing.stdout.splitlines():
-        pid, parent_pid, *command = line.split()
-        yield int(pid), int(parent_pid), command or [""]
 
 
 if __name__ == "__main__":

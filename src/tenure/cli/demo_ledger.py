@@ -16,6 +16,14 @@ if TYPE_CHECKING:
 PAGE = 500
 ENDS = ("job.succeeded", "job.failed", "job.deadlettered", "job.cancelled")
 PUT_BACK = ("job.rescued", "job.released")
+FAN_INS, UPLOADS = 4, 4  # half of them shortly before each kill
+PARTS = 12  # of a report that is made of parts
+STEPS, STEP_BYTES = ("open", "first", "second", "third", "close"), 4096  # of an upload
+
+
+def sold(report: int, part: int) -> int:
+    """Another number for every part: a total with one missing, or one twice, is wrong."""
+    return 1000 * report + (1 << part)
 
 
 class Kind(NamedTuple):
@@ -33,7 +41,8 @@ def kinds(jobs: int) -> list[Kind]:
     pings = jobs * 7 // 10
     reports, cards = max(8, jobs // 160), max(10, jobs // 40)
     files, partners, images = max(4, jobs // 400), max(3, jobs // 700), 2
-    emails = jobs - pings - reports - cards - files - partners - images
+    fan_ins = FAN_INS * (1 + PARTS + 1)
+    emails = jobs - pings - reports - cards - files - partners - images - fan_ins - UPLOADS
     return [
         Kind("ping", "does nothing", pings),
         Kind("send_email", "quick", emails),
@@ -42,6 +51,10 @@ def kinds(jobs: int) -> list[Kind]:
         Kind("import_file", "cannot succeed", files, "failed", "BAD_FILE"),
         Kind("call_partner", "fails every time", partners, "dead_letter", "ConnectionError"),
         Kind("resize_image", "kills its process", images, "dead_letter", "poison"),
+        Kind("plan_report", f"enqueues {PARTS} parts, a summary", FAN_INS),
+        Kind("count_part", "a part of a report", FAN_INS * PARTS),
+        Kind("sum_report", f"runs after its {PARTS} parts", FAN_INS),
+        Kind("upload", f"{len(STEPS)} steps, each stored", UPLOADS),
     ]
 
 
@@ -60,6 +73,8 @@ class Ledger:
         self.ends: Counter[str] = Counter()  # by job: 1 each, or something is wrong
         self.successes: Counter[str] = Counter()  # by job
         self.running: dict[str, str] = {}  # job -> task
+        self.began: dict[str, int] = {}  # job -> the place of its first start in the trail
+        self.over: dict[str, int] = {}  # job -> the place of its end
 
     @property
     def ended(self) -> int:
@@ -78,11 +93,13 @@ class Ledger:
             return
         if event.kind == "job.started":
             self.running[job] = task
+            self.began.setdefault(job, event.seq)
             self.runs += 1
             return
         self.running.pop(job, None)
         if event.kind in ENDS:
             self.ends[job] += 1
+            self.over[job] = event.seq
         if event.kind == "job.succeeded":
             self.succeeded[task] += 1
             self.successes[job] += 1
@@ -111,6 +128,16 @@ def audit(acknowledged: Sequence[str], jobs: Iterable[Job], ledger: Ledger) -> l
         _ended_once(acknowledged, ledger),
         _results_once(found, ledger),
     ]
+
+
+def promised(acknowledged: Iterable[str], jobs: Iterable[Job]) -> list[str]:
+    """Everything somebody was told is stored: by a receipt, or by the result of a job that
+    enqueued others and completed."""
+    told = list(acknowledged)
+    for job in jobs:
+        if job.type == "plan_report" and job.status == "completed":
+            told += [*job.result["parts"], job.result["summary"]]
+    return told
 
 
 def statuses(jobs: Iterable[Job]) -> dict[str, int]:

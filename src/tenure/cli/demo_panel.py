@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tenure.cli import output
@@ -71,7 +71,7 @@ class Panel:
         output.flush()
         self._due = 0.0
 
-    def show(self, ledger: Ledger, progress: Callable[[], Sequence[float]]) -> None:
+    def show(self, ledger: Ledger, progress: Callable[[], Mapping[str, Sequence[float]]]) -> None:
         """The state of things, as often as it is worth it."""
         now = time.monotonic()
         self._history.append((now, ledger.ended))
@@ -86,7 +86,10 @@ class Panel:
             return
         self._wipe()
         percents = progress()
-        lines = ["", *(self._bar(kind, ledger, percents) for kind in self._kinds)]
+        lines = [
+            "",
+            *(self._bar(kind, ledger, percents.get(kind.task, ())) for kind in self._kinds),
+        ]
         lines.append(output.paint(output.cut(f"  {self._state(ledger)}", columns()), "bold"))
         self._drawn = len(lines)
         sys.stdout.write("\x1b[?25l" + "\n".join(lines) + "\n")
@@ -132,7 +135,7 @@ class Panel:
         )
         count = f"{good + dead:,}/{kind.jobs:,}"
         note = f"  {kind.what}"
-        if kind.task == "make_report" and progress:
+        if progress:
             note = "  " + " ".join(f"{percent:.0f}%" for percent in progress)
         note = output.cut(note, max(0, room - 16 - size - 12)) if room > 50 else ""
         return f"  {output.cut(kind.task, 12):<12}  {bar} {count:>11}{output.paint(note, 'dim')}"

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tenure.cli import output
+from tenure.cli.demo_books import FanIns, Uploads
 from tenure.cli.demo_ledger import Check, Ledger, percentile, statuses
 from tenure.cli.demo_panel import hanging
 
@@ -24,7 +25,7 @@ POISON = "resize_image"
 class Kill(NamedTuple):
     what: str  # "child" or "worker"
     pid: int
-    running: int  # jobs it held
+    running: int  # jobs whose handlers it took down
 
 
 class Report(NamedTuple):
@@ -38,6 +39,8 @@ class Report(NamedTuple):
     ledger: Ledger
     checks: Sequence[Check]
     kills: Sequence[Kill]
+    fan_ins: FanIns
+    uploads: Uploads
     latencies: Sequence[float]
     rush: int
     rush_seconds: float
@@ -108,6 +111,8 @@ def as_dict(report: Report) -> dict[str, Any]:
         "runs": ledger.runs,
         "retried": dict(ledger.retried),
         "recovered": dict(report.cut_short()),
+        "reports": report.fan_ins._asdict(),
+        "uploads": report.uploads._asdict(),
         "dead": [
             {"count": count, "type": job.type, "status": job.status, "code": job.error_code}
             for count, job in report.dead()
@@ -141,6 +146,8 @@ def print_report(report: Report) -> None:
         + ", ".join(f"{count:,} {task}" for task, count in retried.most_common()),
     )
     _print_recovered(report)
+    _line("fan-in", report.fan_ins.told())
+    _line("steps", report.uploads.told())
     for place, (count, job) in enumerate(report.dead()):
         _line("" if place else "dead", f"{count:,} {job.type} {job.status}: {_why(job)}")
     _heading("Is anything lost?")
