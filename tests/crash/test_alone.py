@@ -207,3 +207,22 @@ def test_steps_and_transactions_work_in_a_process_of_its_own(
     shop.wait_for("completed", 2)
     assert shop.count("step", 21) == 1
     assert shop.sql("SELECT n FROM ledger") == [(21,)]
+
+
+def test_a_job_that_waits_for_its_own_process_can_be_cancelled(
+    workshop: Callable[..., Workshop],
+) -> None:
+    """It is claimed, but four others have the processes: no child knows of it yet."""
+    shop = workshop(HEAVY)
+    shop.worker(concurrency=10)
+    heavies = shop.app.enqueue_many([shop.jobs.heavy.job(n) for n in range(4)])
+    shop.wait_said("heavy", times=4)
+    waiting = shop.jobs.heavy.enqueue(99)
+    eventually(lambda: shop.job(waiting.id).status == "in_progress", within=20)
+
+    assert shop.app.cancel(waiting.id, reason="not needed") == "requested"
+
+    eventually(lambda: shop.job(waiting.id).status == "cancelled", within=10)
+    assert {shop.job(receipt.id).status for receipt in heavies} == {"in_progress"}
+    shop.touch("go")
+    shop.wait_for("completed", 4)

@@ -138,7 +138,7 @@ def rough_day(count: Mapping[str, int], log: str) -> list[NewJob]:
     makers += count["charge_card"] * [lambda n: charge_card.job(n, 1 + n % 2)]
     makers += count["import_file"] * [lambda n: import_file.job(f"{n}.xls")]
     makers += count["call_partner"] * [lambda n: call_partner.job(n)]
-    random.Random(7).shuffle(makers)  # noqa: S311  no secret
+    random.Random(7).shuffle(makers)
     to_be_hit: list[Callable[[int], NewJob]] = []
     to_be_hit += UPLOADS // len(KILLS) * [lambda n: upload.job(f"{n}.iso", log)]
     to_be_hit += FAN_INS // len(KILLS) * [lambda n: plan_report.job(n)]

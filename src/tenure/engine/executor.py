@@ -56,7 +56,11 @@ class Executor:
     # -- orders from the supervisor, on the loop's thread ------------------------------------
     def assign(self, order: Run) -> None:
         self._desk.worker = order.worker
+        urgent = self._backlog and order.jobs[0].job.priority < self._backlog[-1].job.priority
         self._backlog.extend(order.jobs)
+        if urgent:  # what was claimed ahead must not stand before a more urgent job
+            by_priority = sorted(self._backlog, key=lambda waiting: waiting.job.priority)
+            self._backlog = deque(by_priority)
         if self._stopping:
             self.stop()  # they crossed with the order to stop
         else:

@@ -18,6 +18,7 @@ class Roster:
         self.worker_id = ""
         self.children: list[Child] = []
         self.alone: deque[ClaimedJob] = deque()  # claimed, to run alone, not yet handed out
+        self.unwanted: dict[str, str] = {}  # id -> reason: cancelled while waiting to run alone
         self.burying = False  # a dead child's jobs are on their way to the finisher
 
     def add(self, child: Child) -> None:
@@ -62,7 +63,9 @@ class Roster:
             if ours:
                 child.cancel(ours)
                 passed |= ours.keys()
-        return passed
+        waiting = {job.id: reasons[job.id] for job in list(self.alone) if job.id in reasons}
+        self.unwanted |= waiting
+        return passed | waiting.keys()
 
     def drop(self, ids: Iterable[str]) -> None:
         """Their leases are gone: stop them, their outcomes are void."""
