@@ -56,7 +56,7 @@ class Report(NamedTuple):
     def cut_short(self) -> Counter[str]:
         """Runs that ended with their process, poison apart; by the reason the engine gave."""
         return Counter(
-            (event.data or {}).get("error") or "it had not started yet"
+            (event.data or {}).get("error") or "its handler was not running"
             for event in self.ledger.put_back
             if event.type != POISON
         )
