@@ -10,6 +10,7 @@ import pytest
 
 import tenure
 from crash.harness import eventually
+from tenure.stores.sqlite.file import wal_reset_bug
 
 
 @pytest.fixture
@@ -218,3 +219,19 @@ def test_a_worker_sees_the_job_as_soon_as_the_caller_commits(
     job = app.get(receipt.id)
     assert job is not None
     assert job.attempts == 1
+
+
+def test_a_connection_we_join_makes_no_automatic_checkpoints(app: tenure.App) -> None:
+    """Before SQLite 3.51.3 one that races a commit can lose it."""
+
+    @app.task
+    def work() -> None: ...
+
+    app.migrate()
+    db = sqlite3.connect(app.store.file.path)  # type: ignore[attr-defined]
+    with db:
+        work.options(conn=db).enqueue()
+    (every,) = db.execute("PRAGMA wal_autocheckpoint").fetchone()
+    db.close()
+
+    assert every == (0 if wal_reset_bug(sqlite3.sqlite_version_info) else 1000)

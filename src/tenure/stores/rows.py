@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
 import msgspec
@@ -91,9 +92,12 @@ def event_from(row: tuple[Any, ...]) -> Event:
     )
 
 
+_BY_DUE_TIME = attrgetter("priority", "ready_at", "id")
+
+
 def in_order(jobs: list[ClaimedJob]) -> list[ClaimedJob]:
     """Priority, then orgs in turn, then due time, then id."""
-    jobs.sort(key=lambda job: (job.priority, job.ready_at, job.id))
+    jobs.sort(key=_BY_DUE_TIME)
     if len({job.org for job in jobs}) < 2:
         return jobs
     turns: dict[tuple[int, str], int] = {}

@@ -63,7 +63,7 @@ class Claiming(SqliteBase):
                 "later_ms": UNKNOWN_TYPE_LATER_MS,
             }
             granted = db.execute(self._sql["claim_grant"], parameters).fetchall()
-            jobs = [ClaimedJob._make(row) for row in granted]
+            jobs = list(map(ClaimedJob._make, granted))
             unknown: dict[str, int] = {}
             if len(jobs) < picked:
                 for (type_,) in db.execute(self._sql["claim_unknown"], parameters).fetchall():

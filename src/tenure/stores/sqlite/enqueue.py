@@ -10,6 +10,7 @@ from tenure import errors
 from tenure.job import NewJob, Receipt, Terms
 from tenure.stores.rows import refuse_circles
 from tenure.stores.sqlite.base import SqliteBase, to_json
+from tenure.stores.sqlite.file import wal_reset_bug
 
 if TYPE_CHECKING:
     import sqlite3
@@ -41,6 +42,9 @@ class Enqueueing(SqliteBase):
                 f"stores jobs in SQLite and can join a {module.__name__}.Connection only."
             )
         self._same_file(connection)
+        if wal_reset_bug(module.sqlite_version_info):
+            # An automatic checkpoint of theirs that races a commit could lose it.
+            connection.execute("PRAGMA wal_autocheckpoint=0")
         factory, connection.row_factory = connection.row_factory, None
         try:
             if connection.isolation_level is not None and not connection.in_transaction:
