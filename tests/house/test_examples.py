@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tenure.testing import drain
+
 ROOT = Path(__file__).parents[2]
 EXPECTED = {
     "order_flow": ["3 payments, 7649 cents, 6 jobs completed"],
@@ -61,7 +63,7 @@ def test_the_flask_example_enqueues_once_per_user() -> None:
     assert (first.status_code, first.json["duplicate"]) == (202, False)
     assert again.json == {"job": first.json["job"], "duplicate": True}
 
-    flask_app.jobs.run_worker(drain=True)
+    drain(flask_app.jobs)
     assert client.get(f"/jobs/{first.json['job']}").json == {
         "status": "completed",
         "result": "welcomed a@b.c",
