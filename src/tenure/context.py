@@ -68,11 +68,25 @@ class Acting(NamedTuple):
 
 
 NOBODY = Acting()
-_acting: ContextVar[Acting] = ContextVar("tenure_acting", default=NOBODY)
+_acting: ContextVar[Acting | ClaimedJob] = ContextVar("tenure_acting", default=NOBODY)
 
 
 def current() -> Acting:
-    return _acting.get()
+    """Within a run: whoever enqueued its job. Worked out when first asked; most runs never ask."""
+    who = _acting.get()
+    if isinstance(who, Acting):
+        return who
+    actor = Actor(who.actor_type, who.actor_id)
+    known = (who.org, who.project, actor, who.request_id, who.correlation_id, who.traceparent)
+    acting = Acting(*known)
+    _acting.set(acting)
+    return acting
+
+
+def act_for(job: ClaimedJob) -> None:
+    """For the engine, at the start of a run: what it enqueues carries its job's org, actor and
+    request. A task has a context of its own and a thread runs only jobs, so nothing is undone."""
+    _acting.set(job)
 
 
 @contextmanager
@@ -98,7 +112,7 @@ def acting(
             changes[what] = policy.name(value, what)
     if actor is not None:
         changes["actor"] = checked_actor(actor)
-    token = _acting.set(_acting.get()._replace(**changes))
+    token = _acting.set(current()._replace(**changes))
     try:
         yield
     finally:
@@ -106,9 +120,9 @@ def acting(
 
 
 @contextmanager
-def acting_exactly(who: Acting) -> Iterator[None]:
-    """For the engine: a run acts for whoever enqueued its job."""
-    token = _acting.set(who)
+def acting_for(job: ClaimedJob) -> Iterator[None]:
+    """The same for a block, where others use the thread too."""
+    token = _acting.set(job)
     try:
         yield
     finally:

@@ -280,10 +280,11 @@ class _Bench(AbstractContextManager["_Bench"]):
     def _outcome(self, run: JobRun) -> tuple[Outcome, BaseException | None]:
         from asyncio import CancelledError
 
-        from tenure.engine.run import acting_as, call, judge_error, judge_value
+        from tenure.context import acting_for
+        from tenure.engine.run import call, judge_error, judge_value
 
         try:
-            with acting_as(run.job):
+            with acting_for(run.job):
                 self._desk.tell(Lifecycle("start", run.job))
                 value = call(run)
                 if run.task.signature.is_async:

@@ -17,6 +17,7 @@ import tempfile
 import time
 
 SLOT = 40
+_SLOT = struct.Struct("26s6xd")
 _ID = struct.Struct("26s6x")
 _START = struct.Struct("d")
 
@@ -34,8 +35,7 @@ class Board:
             os.close(handle)
 
     def assign(self, slot: int, job_id: str) -> None:
-        _ID.pack_into(self._memory, slot * SLOT, job_id.encode())
-        _START.pack_into(self._memory, slot * SLOT + 32, 0.0)
+        _SLOT.pack_into(self._memory, slot * SLOT, job_id.encode(), 0.0)
 
     def start(self, slot: int, now: float) -> None:
         _START.pack_into(self._memory, slot * SLOT + 32, now)

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from tenure import outcome
-from tenure.context import Lifecycle
+from tenure.context import Lifecycle, act_for
 from tenure.engine.board import Board
 from tenure.engine.desk import Desk
-from tenure.engine.run import JobRun, acting_as, call, judge_error, judge_value, why_stopped
+from tenure.engine.run import JobRun, call, judge_error, judge_value, why_stopped
 from tenure.engine.wire import Assignment, Cancel, Report, Run
 
 TICK = 0.05  # how often time-outs and progress are looked at, while anything runs
@@ -122,9 +122,9 @@ class Executor:
 
     async def _run_async(self, run: JobRun) -> None:
         try:
-            with acting_as(run.job):
-                self._announce_start(run)
-                value = await call(run)
+            act_for(run.job)
+            self._announce_start(run)
+            value = await call(run)
             ended = judge_value(value, run)
         except asyncio.CancelledError:
             ended = judge_error(why_stopped(run), run)
@@ -138,9 +138,9 @@ class Executor:
 
     def _run_in_thread(self, run: JobRun) -> None:
         try:
-            with acting_as(run.job):
-                self._announce_start(run)
-                value = call(run)
+            act_for(run.job)
+            self._announce_start(run)
+            value = call(run)
             ended = judge_value(value, run)
         except BaseException as error:
             ended = judge_error(error, run)

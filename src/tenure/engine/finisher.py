@@ -67,18 +67,22 @@ class Finisher:
         return [report[0] for report, ok in zip(reports, kept, strict=True) if not ok]
 
     def _write_ended(self, worker: int, ended: list[Ended]) -> list[str]:
-        settled = [end for end in ended if _settled(end)]
-        self.counts["completed"] += len(settled)
+        settled = sum(map(_settled, ended))
         if settled:
+            self.counts["completed"] += settled
             ended = [end for end in ended if not _settled(end)]
         if self._failures < ALONE_AFTER:
             verdicts = self._store.finish(worker, ended)
         else:
             verdicts = [self._write_alone(worker, end) for end in ended]
-        refused = [e.id for e, verdict in zip(ended, verdicts, strict=True) if verdict == "refused"]
-        for end, verdict in zip(ended, verdicts, strict=True):
-            how = type(end.outcome).__name__.lower() if verdict == "accepted" else verdict
-            self.counts[how] += 1
+        outcomes = Counter(
+            type(end.outcome).__name__.lower() if verdict == "accepted" else verdict
+            for end, verdict in zip(ended, verdicts, strict=True)
+        )
+        self.counts += outcomes
+        refused = []
+        if outcomes["refused"]:
+            refused = [e.id for e, v in zip(ended, verdicts, strict=True) if v == "refused"]
         if refused:
             log.warning("%d finishes refused, their leases are gone: nothing changed", len(refused))
         return refused

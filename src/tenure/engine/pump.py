@@ -101,16 +101,13 @@ class Pump:
             return 0
         jobs = self._claim(free)
         self._handed += len(jobs)
-        together = [job for job in jobs if not self._runs_alone(job)]
-        if len(together) < len(jobs):
-            self._roster.alone.extend(job for job in jobs if self._runs_alone(job))
+        alone = [job for job in jobs if job.crashes or job.type in self.alone]
+        if alone:  # suspects, and tasks that asked for a process of their own
+            self._roster.alone.extend(alone)
             self._on_alone()
-        self._hand_out(together, rooms)
-        return len(jobs)
-
-    def _runs_alone(self, job: ClaimedJob) -> bool:
-        """Suspects, and tasks that asked for a process of their own."""
-        return job.crashes > 0 or job.type in self.alone
+            jobs = [job for job in jobs if not (job.crashes or job.type in self.alone)]
+        self._hand_out(jobs, rooms)
+        return len(jobs) + len(alone)
 
     def _enough_alone(self) -> bool:
         """What waits here to run alone is out of other workers' reach: claim no more then. Many

@@ -15,7 +15,7 @@ from tenure import context, outcome, payload, policy, secrecy
 from tenure.engine.desk import Desk
 from tenure.engine.wire import Assignment
 from tenure.errors import ConfigError, JobCancelled, LeaseLost, PayloadError
-from tenure.job import Actor, ClaimedJob, NewJob
+from tenure.job import ClaimedJob, NewJob
 from tenure.task import Task
 
 log = logging.getLogger("tenure.worker")
@@ -105,20 +105,6 @@ def call(run: JobRun) -> Any:
     signature = run.task.signature
     return signature.call(
         run.task.function, context.Context(run), signature.unpack(run.job.payload)
-    )
-
-
-def acting_as(job: ClaimedJob) -> Any:
-    """What a handler enqueues carries its own job's org, actor and request."""
-    return context.acting_exactly(
-        context.Acting(
-            job.org,
-            job.project,
-            Actor(job.actor_type, job.actor_id),
-            job.request_id,
-            job.correlation_id,
-            job.traceparent,
-        )
     )
 
 
