@@ -37,11 +37,6 @@ class Finisher:
             for report in progress:
                 self._progress[report[0]] = report
 
-    def drop(self) -> None:
-        """Our leases were taken away: whatever has gathered under them is void."""
-        with self._lock:
-            self._ended, self._progress = [], {}
-
     @property
     def pending(self) -> bool:
         return bool(self._ended or self._progress)

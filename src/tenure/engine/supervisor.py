@@ -283,7 +283,8 @@ class Supervisor:
             self._pump.end(self._roster.alone.popleft(), outcome.Released(why))
 
     def _start_over(self, number: int) -> None:
-        """Another worker declared us dead and has our jobs: drop everything, begin anew."""
+        """Another worker declared us dead and has our jobs: drop everything, begin anew. What our
+        children still report is sent all the same: the store refuses it, and it is counted."""
         if number != self._roster.worker:
             return
         log.warning("worker %s was declared dead; starting over under a new id", self.worker_id)
@@ -302,7 +303,6 @@ class Supervisor:
                 child.bury()
                 child.kill("its lease was taken away")
         self._roster.alone.clear()
-        self._pump.finisher.drop()
         for _ in range(replace):
             self._add_child()
         self._pump.poke()
