@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 import tenure
+from leaks import assert_nothing_leaked
 
 T = TypeVar("T")
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -269,6 +270,8 @@ class Workshop:
         for worker in self.workers:
             worker.end()
         self.app.close()
+        logs = "\n".join(worker.log for worker in self.workers)
+        assert_nothing_leaked(self.place / "jobs.db", logs)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import tenure
+from leaks import assert_nothing_leaked
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def make_app(path: Path) -> Iterator[Callable[..., tenure.App]]:
+def make_app(path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[..., tenure.App]]:
     """Another app on this test's file, as another program would have it."""
     opened: list[tenure.App] = []
 
@@ -30,6 +31,7 @@ def make_app(path: Path) -> Iterator[Callable[..., tenure.App]]:
     yield make
     for app in opened:
         app.close()
+    assert_nothing_leaked(path, caplog.text)
 
 
 @pytest.fixture
