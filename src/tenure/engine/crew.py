@@ -45,7 +45,6 @@ class Child:
         self.gone = False
         self.useful = False  # has begun or ended at least one job
         self.stuck = 0  # threads it has lost to handlers that do not end
-        self.born = time.monotonic()
         self.holds: dict[str, tuple[ClaimedJob, int]] = {}  # id -> job, slot
         self.cancels: dict[str, float] = {}  # id -> when it was asked to stop
         self.cancel_grace = float("inf")

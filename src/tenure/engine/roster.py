@@ -18,7 +18,7 @@ class Roster:
         self.worker_id = ""
         self.children: list[Child] = []
         self.alone: deque[ClaimedJob] = deque()  # claimed, to run alone, not yet handed out
-        self.unwanted: dict[str, str] = {}  # id -> reason: cancelled while waiting to run alone
+        self.unwanted: dict[tuple[str, int], str] = {}  # (id, lease_no) -> reason: of `alone`
         self.burying = False  # a dead child's jobs are on their way to the finisher
 
     def add(self, child: Child) -> None:
@@ -63,9 +63,12 @@ class Roster:
             if ours:
                 child.cancel(ours)
                 passed |= ours.keys()
-        waiting = {job.id: reasons[job.id] for job in list(self.alone) if job.id in reasons}
-        self.unwanted |= waiting
-        return passed | waiting.keys()
+        # Those that wait to run alone are not passed on yet: their process may be starting this
+        # moment, so they are asked for again until somebody runs them or they are taken out.
+        self.unwanted = {
+            (job.id, job.lease_no): reasons[job.id] for job in list(self.alone) if job.id in reasons
+        }
+        return passed
 
     def drop(self, ids: Iterable[str]) -> None:
         """Their leases are gone: stop them, their outcomes are void."""

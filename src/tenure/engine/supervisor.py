@@ -250,9 +250,12 @@ class Supervisor:
         each. An embedded worker has none to give: there suspects run when nothing else does."""
         roster = self._roster
         embedded = roster.embedded
-        for job in [job for job in list(roster.alone) if job.id in roster.unwanted]:
-            self._pump.end(job, outcome.Cancelled(roster.unwanted.pop(job.id)))
-            roster.alone.remove(job)
+        unwanted = roster.unwanted
+        for job in list(roster.alone):
+            reason = unwanted.get((job.id, job.lease_no))
+            if reason is not None:
+                self._pump.end(job, outcome.Cancelled(reason))
+                roster.alone.remove(job)
         while roster.alone:
             if self._stopping:
                 self._pump.end(roster.alone[0], outcome.Released("the worker is shutting down"))
