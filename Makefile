@@ -17,7 +17,7 @@ WORKERS ?= 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check soak bench clean
+.PHONY: help demo test check servers soak bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,7 +25,7 @@ help:  ## list the targets
 demo: $(RUN)  ## see jobs survive a killed worker
 	$(BIN)/tenure demo
 
-test: $(DEV)  ## run every test CI runs
+test: $(DEV) servers  ## run every test CI runs
 	$(PYTEST) -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: $(DEV)  ## lint, format, types, import layers
@@ -34,7 +34,11 @@ check: $(DEV)  ## lint, format, types, import layers
 	$(BIN)/mypy
 	PYTHONPATH=src $(BIN)/lint-imports
 
-soak: $(DEV)  ## run the long tests that kill things at random
+# PostgreSQL comes with the Python packages; pgbouncer is Debian's. A line when it cannot be had.
+servers: $(DEV)  ## install the servers tests need, where that is possible
+	@$(BIN)/python tests/servers.py
+
+soak: $(DEV) servers  ## run the long tests that kill things at random
 	$(PYTEST) -m soak --timeout 3600 $(ARGS)
 
 bench: $(RUN)  ## measure, on an otherwise idle machine

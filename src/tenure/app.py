@@ -59,10 +59,28 @@ def open_store(settings: Settings) -> Store:
             module=settings.sqlite_module,
             audit=settings.audit,
         )
-    raise ConfigError(f"no store for {scheme!r} URLs in this version; use sqlite:///file.db")
+    if scheme in ("postgresql", "postgres"):
+        from tenure.stores.postgres import PostgresStore
+
+        return PostgresStore(
+            settings.url,
+            schema=settings.schema,
+            timeout=settings.busy_timeout,
+            audit=settings.audit,
+            notify=settings.notify,
+        )
+    raise ConfigError(
+        f"no store for {scheme!r} URLs in this version; use sqlite:///file.db or "
+        "postgresql://user@host/name"
+    )
 
 
 def open_wakeup(settings: Settings, store: Store) -> Wakeup:
+    if not settings.url.startswith("sqlite:"):
+        from tenure.wakeups.postgres import PostgresWakeup
+
+        url = settings.listen_url or settings.url
+        return PostgresWakeup(url, settings.schema, enabled=settings.notify)
     from tenure.wakeups.sqlite import SqliteWakeup
 
     return SqliteWakeup(os.path.abspath(sqlite_path(settings.url)), store, enabled=settings.notify)
@@ -156,22 +174,27 @@ class App:
         self, task: str, arguments: dict[str, Any] | None = None, **options: Any
     ) -> Receipt:
         """By name, checked against the signature; options as in `Task.options`."""
-        return self.enqueue_many([self._named(task, arguments, options)])[0]
+        job, how = self._named(task, arguments, options)
+        return self.enqueue_jobs([job], **how)[0]
 
     async def aenqueue(
         self, task: str, arguments: dict[str, Any] | None = None, **options: Any
     ) -> Receipt:
-        return (await self.aenqueue_jobs([self._named(task, arguments, options)]))[0]
+        job, how = self._named(task, arguments, options)
+        return (await self.aenqueue_jobs([job], **how))[0]
 
     def _named(
         self, task: str, arguments: dict[str, Any] | None, options: dict[str, Any]
-    ) -> NewJob:
+    ) -> tuple[NewJob, dict[str, Any]]:
+        """The job, and how it is to be stored: those two options are not about the job."""
         found = self.find_task(task)
         bound = found.options(**options) if options else found
-        return bound.job_named(dict(arguments or {}))
+        how = {name: value for name, value in options.items() if name in ("conn", "on_conflict")}
+        return bound.job_named(dict(arguments or {})), how
 
     def enqueue_many(self, jobs: Sequence[NewJob], *, conn: Any = None) -> list[Receipt]:
-        """All or none, one commit; receipts in the order given."""
+        """All or none, one commit; receipts in the order given. With `conn`, in the caller's own
+        transaction (`await app.aenqueue_jobs(jobs, conn=…)` on a connection of an async driver)."""
         return self.client.enqueue(jobs, conn=conn)
 
     def enqueue_jobs(
@@ -182,8 +205,7 @@ class App:
     async def aenqueue_jobs(
         self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: str = "return"
     ) -> list[Receipt]:
-        client = self.client
-        return await client.in_thread(client.enqueue, jobs, conn=conn, on_conflict=on_conflict)
+        return await self.client.aenqueue(jobs, conn=conn, on_conflict=on_conflict)
 
     # -- reading ------------------------------------------------------------------------------
     def get(self, id: object) -> Job | None:

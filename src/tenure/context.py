@@ -5,7 +5,7 @@ and the values a handler may return to say what should happen next.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -161,6 +161,8 @@ class Run(Protocol):
 
     def transaction(self, result: Callable[[], Any]) -> AbstractContextManager[Any]: ...
 
+    def atransaction(self, result: Callable[[], Any]) -> AbstractAsyncContextManager[Any]: ...
+
     async def in_thread(self, call: Callable[..., Any], *args: Any) -> Any: ...
 
 
@@ -309,7 +311,8 @@ class Context:
 
     def transaction(self) -> Transaction:
         """`with ctx.transaction() as conn:` the job's end, its follow-ups and your own SQL in
-        one transaction: all of it happens, once, or nothing does."""
+        one transaction: all of it happens, once, or nothing does. In an `async def` handler
+        `async with`; on SQLite in `def` handlers only."""
         return Transaction(self._run, lambda: self._result)
 
 
@@ -319,23 +322,29 @@ class Transaction:
     def __init__(self, run: Run, result: Callable[[], Any]) -> None:
         self._run = run
         self._result = result
-        self._open: AbstractContextManager[Any] | None = None
+        self._used = False
+        self._blocking: AbstractContextManager[Any] | None = None
+        self._awaited: AbstractAsyncContextManager[Any] | None = None
 
     def __enter__(self) -> Any:
-        if self._run.settled or self._open is not None:
-            raise ConfigError("ctx.transaction() is the end of a job: use it once in a run")
-        self._open = self._run.transaction(self._result)
-        return self._open.__enter__()
+        self._use()
+        self._blocking = self._run.transaction(self._result)
+        return self._blocking.__enter__()
 
     def __exit__(self, *error: Any) -> bool | None:
-        assert self._open is not None  # noqa: S101  entered
-        return self._open.__exit__(*error)
+        assert self._blocking is not None  # noqa: S101  entered
+        return self._blocking.__exit__(*error)
 
     async def __aenter__(self) -> Any:
-        raise ConfigError(
-            "on SQLite ctx.transaction() works in `def` handlers: it holds the file's only write "
-            "lock, and an await inside it would keep everybody waiting. Make the handler a `def`."
-        )
+        self._use()
+        self._awaited = self._run.atransaction(self._result)
+        return await self._awaited.__aenter__()
 
-    async def __aexit__(self, *error: Any) -> None:
-        return None
+    async def __aexit__(self, *error: Any) -> bool | None:
+        assert self._awaited is not None  # noqa: S101  entered
+        return await self._awaited.__aexit__(*error)
+
+    def _use(self) -> None:
+        if self._run.settled or self._used:
+            raise ConfigError("ctx.transaction() is the end of a job: use it once in a run")
+        self._used = True

@@ -85,7 +85,9 @@ class LeaseLost(JobError):
 
 
 class StoreError(TenureError):
-    pass
+    """`unknown`: the reply was lost, so nobody knows whether the change was made."""
+
+    unknown = False
 
 
 class StoreBusy(StoreError):

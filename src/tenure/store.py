@@ -12,8 +12,8 @@ The fence. A lease is (worker, lease_no). Every write of a run after its claim n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -144,6 +144,15 @@ class Settlement(Protocol):
         """Write the fenced finish; the block commits it with everything else."""
 
 
+class AsyncSettlement(Protocol):
+    """The same for an `async def` handler, on its own event loop."""
+
+    connection: Any
+
+    async def finish(self, worker: int, end: Ended) -> Accepted:
+        """Write the fenced finish; the block commits it with everything else."""
+
+
 class Store(Protocol):
     # -- life ---------------------------------------------------------------------------------
     def migrate(self) -> list[str]:
@@ -162,8 +171,11 @@ class Store(Protocol):
         within its org yields the first job's receipt (`duplicate=True`). `retry=True` repeats a
         call whose reply was lost: ids already stored, live or finished, are not stored again."""
 
-    def enqueue_on(self, connection: Any, jobs: Sequence[NewJob]) -> list[Receipt]:
-        """The same, on the caller's own connection and in the caller's transaction."""
+    def enqueue_on(
+        self, connection: Any, jobs: Sequence[NewJob]
+    ) -> list[Receipt] | Awaitable[list[Receipt]]:
+        """The same, on the caller's own connection and in the caller's transaction. A connection
+        of an async driver gives an awaitable: nothing is sent before it is awaited."""
 
     # -- the life of a lease ------------------------------------------------------------------
     def register(self, worker: WorkerInfo) -> int:
@@ -217,6 +229,10 @@ class Store(Protocol):
     def transaction(self, limit: float) -> AbstractContextManager[Settlement]:
         """A write transaction for a handler's own SQL and its job's finish together. Rolled back
         when the block raises, or holds the store for longer than `limit` seconds."""
+
+    def atransaction(self, limit: float) -> AbstractAsyncContextManager[AsyncSettlement]:
+        """The same on the event loop it is entered from, for `async def` handlers. ConfigError
+        where the store has no async driver: then the text says what to do instead."""
 
     def settle_dependants(self, *, now_ms: int | None = None) -> int:
         """One bounded pass over waiting jobs whose needs have ended unseen: release or cancel

@@ -131,7 +131,12 @@ def tenure(tmp_path: Path) -> Cli:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("stage")
     (home / "shop.py").write_text(SHOP, "utf-8")
-    tenure = Cli(home)
+    (home / "ids.json").write_text(json.dumps(populate(Cli(home))), "utf-8")
+    return home
+
+
+def populate(tenure: Cli) -> dict[str, str]:
+    """One job in every state; their ids by state."""
     ids = {}
 
     def put(name: str, *args: str) -> None:
@@ -149,8 +154,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     drained = tenure.shop("worker", "--drain", "--json")
     assert drained.code == 0, drained.err
     put("queued", "report", '{"pages": 2}')
-    (home / "ids.json").write_text(json.dumps(ids), "utf-8")
-    return home
+    return ids
 
 
 @dataclass(frozen=True)

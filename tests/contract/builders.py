@@ -1,14 +1,17 @@
 """The vocabulary of the conformance suite: a clock to turn, jobs and workers in one line.
 
 To run the suite on another store: add its kind to `KINDS` and a branch to `open_store`,
-`temporary_location` and (SQL stores only) `connect`. Nothing else names a concrete store.
+`temporary_location` and (SQL stores only) those that follow them. Nothing else names a concrete
+store; where a test is about one of them, it says so with `pytest.skip`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib.util
 import json
+import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -20,14 +23,18 @@ from tenure.job import Actor, ClaimedJob, Event, Job, NewJob, Terms
 from tenure.outcome import Ended, Failure, Outcome
 from tenure.store import Accepted, QueueInfo, Store, WorkerInfo
 
-KINDS = ("sqlite",)
-SQL_KINDS = frozenset({"sqlite"})
+_postgres = importlib.util.find_spec("tenure.stores.postgres")
+# Until the PostgreSQL store is written: a folder without `__init__.py` is no store yet.
+KINDS = ("sqlite", "postgres") if _postgres is not None and _postgres.origin else ("sqlite",)
+SQL_KINDS = frozenset({"sqlite", "postgres"})
 
 SECOND = 1_000
 MINUTE = 60 * SECOND
 HOUR = 60 * MINUTE
 DAY = 24 * HOUR
 LEASE_MS = 30 * SECOND
+# Where history is partitioned by day, whole days go: a finished job may stay for one day more.
+LATE = {"sqlite": 0, "postgres": DAY}
 START_MS = 1_790_000_000_123  # the odd milliseconds catch stores that round to seconds
 
 OPERATOR = Actor("user", "operator-7")
@@ -57,31 +64,99 @@ def open_store(kind: str, location: str, clock: Clock) -> Store:
         from tenure.stores.sqlite import SqliteStore
 
         return SqliteStore(location, clock=clock)
+    if kind == "postgres":
+        from tenure.stores.postgres import PostgresStore
+
+        return PostgresStore(location, clock=clock)
     raise AssertionError(f"no such kind of store: {kind}")
 
 
 @contextlib.contextmanager
-def temporary_location(kind: str) -> Iterator[str]:
-    """An empty database of this kind, gone at the end of the block."""
-    assert kind == "sqlite"
-    with tempfile.TemporaryDirectory(prefix="tenure-contract-") as folder:
-        yield str(Path(folder) / "jobs.db")
+def temporary_location(kind: str, *, migrated: bool = True) -> Iterator[str]:
+    """A database of this kind without jobs, gone at the end of the block. Where it saves time it
+    may have been migrated already, unless that is told otherwise."""
+    if kind == "sqlite":
+        with tempfile.TemporaryDirectory(prefix="tenure-contract-") as folder:
+            yield str(Path(folder) / "jobs.db")
+        return
+    assert kind == "postgres"
+    import servers
+
+    server = servers.require(servers.shared)
+    name = server.create_database(migrated=migrated)
+    try:
+        yield server.url(name)
+    finally:
+        server.drop_database(name)
 
 
 def connect(kind: str, location: str) -> Any:
-    """A connection of the user's own, as `enqueue_on` gets it, outside of any transaction."""
-    assert kind == "sqlite"
-    import sqlite3
+    """A connection of the user's own, as `enqueue_on` gets it, outside of any transaction. It
+    knows nothing of Tenure: no type of ours, nothing in its search path."""
+    if kind == "sqlite":
+        return sqlite3.connect(location, isolation_level=None)
+    import psycopg
 
-    return sqlite3.connect(location, isolation_level=None)
+    return psycopg.connect(location, autocommit=True)
+
+
+def begin(connection: Any) -> None:
+    """Open a transaction that writes. SQLite's takes the file's lock at once or may not get it."""
+    sqlite = isinstance(connection, sqlite3.Connection)
+    connection.execute("BEGIN IMMEDIATE" if sqlite else "BEGIN")
+
+
+def in_transaction(connection: Any) -> bool:
+    if isinstance(connection, sqlite3.Connection):
+        return connection.in_transaction
+    return bool(connection.info.transaction_status.name == "INTRANS")
+
+
+def driver_errors() -> tuple[type[Exception], ...]:
+    """What the drivers raise when SQL fails, and the store on a connection it has lent."""
+    from tenure.errors import StoreError
+
+    if "postgres" not in KINDS:
+        return (sqlite3.Error, StoreError)
+    import psycopg
+
+    return (sqlite3.Error, psycopg.Error, StoreError)
+
+
+def table(kind: str, name: str) -> str:
+    """How SQL names a table of ours: a prefix in SQLite, a schema in PostgreSQL."""
+    return f"tenure_{name}" if kind == "sqlite" else f"tenure.{name}"
 
 
 def rows(kind: str, location: str, statement: str) -> list[dict[str, Any]]:
-    """What SQL sees of a store's database."""
+    """What SQL sees of a store's database: `job_queue` by that name, ids as ULIDs, JSON as text."""
     with contextlib.closing(connect(kind, location)) as connection:
+        if kind == "postgres":
+            show_as_sqlite_does(connection)
         cursor = connection.execute(statement)
         names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor]
+
+
+def show_as_sqlite_does(connection: Any) -> None:
+    import uuid
+
+    from psycopg.types.string import TextLoader
+    from psycopg.types.uuid import UUIDLoader
+
+    class UlidLoader(UUIDLoader):
+        def load(self, data: Any) -> Any:
+            return ulid(uuid.UUID(bytes(data).decode()).int)
+
+    connection.adapters.register_loader("json", TextLoader)
+    connection.adapters.register_loader("uuid", UlidLoader)
+    connection.execute("SET search_path = tenure, public")
+
+
+def ulid(bits: int) -> str:
+    """The text of an id of 128 bits, written out here: a store's own must agree with it."""
+    digits = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+    return "".join(digits[bits >> 5 * place & 31] for place in range(25, -1, -1))
 
 
 # -- jobs -------------------------------------------------------------------------------------

@@ -19,12 +19,12 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def location(kind: str, tmp_path: Path) -> Iterator[str]:
-    """Where this test's database is."""
+def location(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where this test's database is. Empty for tests that open and migrate it themselves."""
     if kind == "sqlite":  # pytest keeps the file of a failed test for a look
         yield str(tmp_path / "jobs.db")
         return
-    with temporary_location(kind) as place:
+    with temporary_location(kind, migrated="store" in request.fixturenames) as place:
         yield place
 
 

@@ -23,6 +23,7 @@ from .builders import (
     SECOND,
     Clock,
     all_events,
+    begin,
     claim,
     claim_one,
     end,
@@ -37,6 +38,7 @@ from .builders import (
     queue_info,
     rescue,
     started_job,
+    table,
     totals,
     worker,
 )
@@ -319,14 +321,16 @@ def test_the_janitor_gets_through_more_than_one_page(store: Store) -> None:
     assert totals(store) == {"failed": 1, "queued": 2500, "cancelled": 300}
 
 
-def test_a_need_that_completed_unseen_is_seen_by_the_janitor(store: Store, connection: Any) -> None:
+def test_a_need_that_completed_unseen_is_seen_by_the_janitor(
+    store: Store, connection: Any, kind: str
+) -> None:
     no = worker(store)
     need = put(store)
     last = put(store, after=(need,))
     finish(store, no, claim_one(store, no), Completed())
     # As if the finish had not seen the edge (another store's race): wind it back.
-    connection.execute("UPDATE tenure_edges SET met = 0")
-    connection.execute("UPDATE tenure_jobs SET waits = 1")
+    connection.execute(f"UPDATE {table(kind, 'edges')} SET met = false")
+    connection.execute(f"UPDATE {table(kind, 'jobs')} SET waits = 1")
     assert claim(store, no) == []
 
     assert store.settle_dependants() == 1
@@ -495,10 +499,10 @@ def test_a_repeated_call_adds_edges_once(store: Store) -> None:
 def test_a_rolled_back_caller_leaves_no_edges(store: Store, connection: Any) -> None:
     no = worker(store)
     need = started_job(store, no)
-    connection.execute("BEGIN IMMEDIATE")
+    begin(connection)
     store.enqueue_on(connection, [new(after=(need.id,))])
     connection.execute("ROLLBACK")
-    connection.execute("BEGIN IMMEDIATE")
+    begin(connection)
     kept = new(after=(need.id,))
     store.enqueue_on(connection, [kept])
     connection.execute("COMMIT")
@@ -510,7 +514,7 @@ def test_a_rolled_back_caller_leaves_no_edges(store: Store, connection: Any) -> 
 
 
 def test_a_bad_need_leaves_a_caller_s_transaction_usable(store: Store, connection: Any) -> None:
-    connection.execute("BEGIN IMMEDIATE")
+    begin(connection)
     with pytest.raises(JobError):
         store.enqueue_on(connection, [new(), new(after=(new_id(),))])
     good = new()

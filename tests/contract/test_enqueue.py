@@ -18,10 +18,12 @@ from .builders import (
     MINUTE,
     Clock,
     all_events,
+    begin,
     claim,
     claim_one,
     finish,
     get,
+    in_transaction,
     kinds,
     milliseconds,
     new,
@@ -337,10 +339,10 @@ def test_a_job_of_a_callers_transaction_is_there_after_its_commit(
     connection.execute("CREATE TABLE orders (id INTEGER)")
     jobs = [new(key="k"), new(queue="other")]
 
-    connection.execute("BEGIN IMMEDIATE")
+    begin(connection)
     connection.execute("INSERT INTO orders VALUES (1)")
     receipts = store.enqueue_on(connection, jobs)
-    assert connection.in_transaction
+    assert in_transaction(connection)
     connection.execute("COMMIT")
 
     assert [tuple(receipt) for receipt in receipts] == [
@@ -356,7 +358,7 @@ def test_a_rolled_back_transaction_leaves_no_job(store: Store, connection: Any) 
     connection.execute("CREATE TABLE orders (id INTEGER)")
     given = new(key="k")
 
-    connection.execute("BEGIN IMMEDIATE")
+    begin(connection)
     connection.execute("INSERT INTO orders VALUES (1)")
     store.enqueue_on(connection, [given])
     connection.execute("ROLLBACK")
@@ -371,7 +373,7 @@ def test_a_rolled_back_transaction_leaves_no_job(store: Store, connection: Any) 
 def test_a_job_is_invisible_until_its_transaction_commits(store: Store, connection: Any) -> None:
     given = new()
 
-    connection.execute("BEGIN IMMEDIATE")
+    begin(connection)
     store.enqueue_on(connection, [given])
 
     assert store.get(given.id) is None
@@ -385,7 +387,7 @@ def test_a_duplicate_in_a_callers_transaction_yields_the_first_receipt(
 ) -> None:
     first = put(store, key="k")
 
-    connection.execute("BEGIN IMMEDIATE")
+    begin(connection)
     (receipt,) = store.enqueue_on(connection, [new(key="k")])
     connection.execute("COMMIT")
 
@@ -398,7 +400,7 @@ def test_a_bad_batch_leaves_nothing_in_a_transaction_its_caller_still_commits(
 ) -> None:
     # "All jobs or none" holds here too: the batch is undone, the caller's own work is not.
     connection.execute("CREATE TABLE orders (id INTEGER)")
-    connection.execute("BEGIN IMMEDIATE")
+    begin(connection)
     connection.execute("INSERT INTO orders VALUES (1)")
 
     with pytest.raises(Exception):  # noqa: B017

@@ -8,15 +8,19 @@ from typing import Any
 
 import pytest
 
+from places import Place, place, store_kind
+
 from .harness import Workshop
+
+__all__ = ["place", "store_kind"]
 
 
 @pytest.fixture
-def workshop(tmp_path: Path) -> Iterator[Callable[..., Workshop]]:
+def workshop(tmp_path: Path, place: Place) -> Iterator[Callable[..., Workshop]]:
     opened: list[Workshop] = []
 
     def open_workshop(text: str, **settings: Any) -> Workshop:
-        opened.append(Workshop(tmp_path, text, **settings))
+        opened.append(Workshop(tmp_path, place, text, **settings))
         return opened[-1]
 
     yield open_workshop

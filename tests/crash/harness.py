@@ -6,25 +6,24 @@ passes, and handlers say what they do by appending lines to a file (`say`), one 
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
 import tenure
 from leaks import assert_nothing_leaked
+from places import Place
 
 T = TypeVar("T")
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -34,7 +33,7 @@ import asyncio, ctypes, os, sys, time
 import tenure
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-app = tenure.App("sqlite:///" + os.path.join(HERE, "jobs.db"), **{settings})
+app = tenure.App({url}, **{settings})
 
 
 def say(*words):
@@ -47,6 +46,11 @@ def there(name):
     return os.path.exists(os.path.join(HERE, name))
 
 
+def words(statement):
+    # SQL with the placeholders of the driver whose connection a handler gets.
+    return statement if app.settings.url.startswith("sqlite:") else statement.replace("?", "%s")
+
+
 def hold_the_gil(seconds):
     # PyDLL keeps the GIL during the call: no other thread of this process runs meanwhile.
     libc = ctypes.PyDLL(None)
@@ -56,7 +60,20 @@ def hold_the_gil(seconds):
 
 """
 
-START = """
+# Whose wall clock is wrong by that many seconds; a supervisor runs no code of the app, so it is
+# told in its command line, and passes it on to its children by the environment.
+SHIFT = """
+import os, time
+OFFSET = float(os.environ.get("TEST_CLOCK_OFFSET", "0"))
+if OFFSET:
+    seconds, nanoseconds = time.time, time.time_ns
+    time.time = lambda: seconds() + OFFSET
+    time.time_ns = lambda: nanoseconds() + int(OFFSET * 1e9)
+"""
+
+START = (
+    SHIFT
+    + """
 import faulthandler, json, logging, signal, sys
 faulthandler.register(signal.SIGUSR1)  # where every thread is, into the log
 logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
@@ -64,6 +81,7 @@ from tenure.app import run_fleet
 summary = run_fleet("jobs:app", **json.loads(sys.argv[1]))
 print(json.dumps(summary._asdict()))
 """
+)
 
 
 def eventually(
@@ -83,14 +101,16 @@ def eventually(
 class Worker:
     """One `tenure worker`: a supervisor process, and through it its children."""
 
-    def __init__(self, place: Path, number: int, options: dict[str, Any]) -> None:
-        self._log = place / f"worker-{number}.log"
-        self._out = place / f"worker-{number}.out"
+    def __init__(
+        self, folder: Path, number: int, options: dict[str, Any], clock_offset: float
+    ) -> None:
+        self._log = folder / f"worker-{number}.log"
+        self._out = folder / f"worker-{number}.out"
         with self._log.open("wb") as log, self._out.open("wb") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", START, json.dumps(options)],
-                cwd=place,
-                env=environment(),
+                cwd=folder,
+                env=environment() | {"TEST_CLOCK_OFFSET": str(clock_offset)},
                 stdout=out,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -153,19 +173,20 @@ class Worker:
 class Workshop:
     """A directory with an app in it, its database, and the workers that were started on it."""
 
-    def __init__(self, place: Path, text: str, **settings: Any) -> None:
+    def __init__(self, folder: Path, place: Place, text: str, **settings: Any) -> None:
+        self.folder = folder
         self.place = place
         chosen = {"lease_seconds": 3, "lease_renew_seconds": 1} | settings
-        module = PREAMBLE.replace("{settings}", repr(chosen)) + textwrap.dedent(text)
-        (place / "jobs.py").write_text(module)
+        head = PREAMBLE.replace("{url}", repr(place.url)).replace("{settings}", repr(chosen))
+        (folder / "jobs.py").write_text(SHIFT + head + textwrap.dedent(text))
         self.workers: list[Worker] = []
-        self.jobs = load_module(place / "jobs.py", f"jobs_{abs(hash(str(place)))}")
+        self.jobs = load_module(folder / "jobs.py", f"jobs_{abs(hash(str(folder)))}")
         self.app: tenure.App = self.jobs.app
         self.app.migrate()
 
-    def worker(self, *, ready: bool = True, **options: Any) -> Worker:
+    def worker(self, *, ready: bool = True, clock_offset: float = 0.0, **options: Any) -> Worker:
         """Start one; wait until the store knows it, unless told otherwise."""
-        worker = Worker(self.place, len(self.workers) + 1, options)
+        worker = Worker(self.folder, len(self.workers) + 1, options, clock_offset)
         self.workers.append(worker)
         if ready:
             eventually(
@@ -193,17 +214,7 @@ class Workshop:
         )
 
     def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        db = sqlite3.connect(self.place / "jobs.db", timeout=30)
-        try:
-            return db.execute(statement, parameters).fetchall()
-        finally:
-            db.close()
-
-    def sql_write(self, statement: str, *parameters: Any) -> None:
-        db = sqlite3.connect(self.place / "jobs.db", timeout=30)
-        with db:
-            db.execute(statement, parameters)
-        db.close()
+        return self.place.sql(statement, *parameters)
 
     def events(self, kind: str) -> Counter[str]:
         """How often each job had an event of this kind."""
@@ -213,7 +224,7 @@ class Workshop:
     # -- what handlers said -----------------------------------------------------------------------
     def said(self) -> list[list[str]]:
         try:
-            text = (self.place / "said.log").read_text()
+            text = (self.folder / "said.log").read_text()
         except FileNotFoundError:
             return []
         return [line.split() for line in text.splitlines()]
@@ -229,31 +240,21 @@ class Workshop:
         )
 
     def touch(self, name: str) -> None:
-        (self.place / name).touch()
-
-    def gate_is_free(self) -> bool:
-        """Nobody is inside a write transaction of ours at this moment."""
-        handle = os.open(self.place / "jobs.db-tenure.lock", os.O_RDWR)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        finally:
-            os.close(handle)
-        return True
+        (self.folder / name).touch()
 
     def freeze(self, worker: Worker) -> None:
-        """SIGSTOP, at a moment when the worker does not hold the file's write lock: SQLite has
-        one for everybody, and a process stopped inside it stops them all."""
+        """SIGSTOP, at a moment when the worker is in no transaction: SQLite has one write lock for
+        everybody, and a process stopped inside it stops them all; on PostgreSQL it would be the
+        rows of one statement."""
         for _ in range(200):
             worker.signal(signal.SIGSTOP)
             eventually(lambda: state_of(worker.pid) == "T", what="a stopped supervisor")
             with suppress(AssertionError):
-                eventually(self.gate_is_free, within=0.3, every=0.005)
+                eventually(self.place.quiet, within=0.3, every=0.005)
                 return
             worker.signal(signal.SIGCONT)
             time.sleep(0.01)
-        raise AssertionError("the supervisor never let go of the write lock")
+        raise AssertionError("the supervisor was never outside of a transaction")
 
     def autopsy(self) -> str:
         """What the store holds, and where every thread of every live worker is."""
@@ -271,19 +272,7 @@ class Workshop:
             worker.end()
         self.app.close()
         logs = "\n".join(worker.log for worker in self.workers)
-        assert_nothing_leaked(self.place / "jobs.db", logs)
-
-
-@contextmanager
-def write_lock_held(database: Path) -> Iterator[None]:
-    """A foreign program inside a write transaction, for the length of the block."""
-    db = sqlite3.connect(database, timeout=30, isolation_level=None)
-    try:
-        db.execute("BEGIN IMMEDIATE")
-        yield
-        db.execute("ROLLBACK")
-    finally:
-        db.close()
+        assert_nothing_leaked(self.place, logs)
 
 
 def environment() -> dict[str, str]:

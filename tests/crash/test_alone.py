@@ -194,12 +194,12 @@ def test_steps_and_transactions_work_in_a_process_of_its_own(
                 open(os.path.join(HERE, f"died-{n}"), "w").close()
                 os._exit(9)
             with ctx.transaction() as conn:
-                conn.execute("INSERT INTO ledger VALUES (?)", (n,))
+                conn.execute(words("INSERT INTO ledger VALUES (?)"), (n,))
                 ctx.enqueue(mail, n)
                 ctx.result(n * 2)
         """
     )
-    shop.sql_write("CREATE TABLE ledger (n INTEGER)")
+    shop.sql("CREATE TABLE ledger (n INTEGER)")
     receipt = shop.jobs.heavy.enqueue(21)
     shop.worker(concurrency=2)
 

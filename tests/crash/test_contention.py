@@ -1,4 +1,5 @@
-"""Eight processes write to one file at once, beside CPU-bound handlers: nobody fails or starves."""
+"""Eight processes write to one database at once, beside CPU-bound handlers: nobody fails or
+starves."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from places import Place, SqlitePlace
 
 from .harness import Workshop, environment
 
@@ -68,7 +71,7 @@ def contend(shop: Workshop, seconds: float) -> None:
     busy = [
         subprocess.Popen(
             [sys.executable, "-c", BUSY, str(seconds)],
-            cwd=shop.place,
+            cwd=shop.folder,
             env=environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -108,16 +111,18 @@ def contend(shop: Workshop, seconds: float) -> None:
     assert worker.stop()["rescued"] == 0
 
 
-def test_eight_processes_for_a_while() -> None:
+def test_eight_processes_for_a_while(place: Place) -> None:
     """In memory where there is such a place: the gate is on trial here, not this machine's disk,
     which other tests write to at the same time."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(
         prefix="tenure-test-", dir=memory if memory.is_dir() else None
-    ) as place:
-        shop = Workshop(Path(place), JOBS)
+    ) as folder:
+        if place.kind == "sqlite":
+            place = SqlitePlace(Path(folder) / "jobs.db")
+        shop = Workshop(Path(folder), place, JOBS)
         try:
-            contend(shop, 8)
+            contend(shop, 8 if place.kind == "sqlite" else 4)
         finally:
             shop.close()
 

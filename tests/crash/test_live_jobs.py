@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-from .harness import Workshop, eventually, write_lock_held
+import pytest
+
+from places import PostgresPlace
+from servers import PostgresServer
+
+from .harness import Workshop, eventually
 from .long_jobs import LEASE, LONG, nothing_was_taken
 
 
-def test_the_write_lock_is_held_for_three_leases(workshop: Callable[..., Workshop]) -> None:
+@pytest.mark.parametrize(
+    ("store_kind", "table"),
+    [("sqlite", "jobs"), ("postgres", "jobs"), ("postgres", "workers")],
+    indirect=["store_kind"],
+)
+def test_a_lock_is_held_for_three_leases(workshop: Callable[..., Workshop], table: str) -> None:
+    """SQLite has one for the file. On PostgreSQL a DBA's ALTER TABLE holds one for a table."""
     shop = workshop(LONG)
     workers = [shop.worker(concurrency=4) for _ in range(2)]
     ids = [r.id for r in shop.app.enqueue_many([shop.jobs.long.job(n) for n in range(8)])]
     shop.wait_said("start", times=8)
 
-    with write_lock_held(shop.place / "jobs.db"):
+    with shop.place.locked(table):
         time.sleep(3 * LEASE)  # the length of the outage is the test
     beats = {row.no: row.beat for row in shop.app.workers()}
     eventually(
@@ -29,6 +41,35 @@ def test_the_write_lock_is_held_for_three_leases(workshop: Callable[..., Worksho
 
     nothing_was_taken(shop, ids)
     assert [worker.stop()["rescued"] for worker in workers] == [0, 0]
+
+
+def test_the_server_stands_still_for_three_leases(
+    tmp_path: Path, own_postgres: PostgresServer
+) -> None:
+    """A suspended machine of the database: connections stay open, nothing answers."""
+    url = own_postgres.url(own_postgres.create_database(migrated=True))
+    shop = Workshop(tmp_path, PostgresPlace(url), LONG)
+    try:
+        workers = [shop.worker(concurrency=4) for _ in range(2)]
+        ids = [r.id for r in shop.app.enqueue_many([shop.jobs.long.job(n) for n in range(8)])]
+        shop.wait_said("start", times=8)
+
+        own_postgres.pause()
+        time.sleep(3 * LEASE)  # the length of the outage is the test
+        own_postgres.resume()
+        beats = {row.no: row.beat for row in shop.app.workers()}
+        eventually(
+            lambda: all(row.beat >= beats[row.no] + 4 for row in shop.app.workers()),
+            within=30,
+            what="both renewing again for more than a lease",
+        )
+        shop.touch("go")
+        shop.wait_for("completed", 8)
+
+        nothing_was_taken(shop, ids)
+        assert [worker.stop()["rescued"] for worker in workers] == [0, 0]
+    finally:
+        shop.close()
 
 
 def test_a_handler_holds_the_gil_for_three_leases(workshop: Callable[..., Workshop]) -> None:

@@ -107,7 +107,7 @@ def test_suspects_are_given_back_at_shutdown_instead_of_started(
     ids = [
         receipt.id for receipt in shop.app.enqueue_many([shop.jobs.hold.job(n) for n in range(8)])
     ]
-    shop.sql_write("UPDATE tenure_jobs SET crashes = 1")
+    shop.sql("UPDATE tenure_jobs SET crashes = 1")
     worker = shop.worker(concurrency=8)
     shop.wait_said("start", times=4)  # four at a time
 

@@ -1,8 +1,7 @@
-"""Apps on a file of their own, closed at the end of the test."""
+"""Apps on a database of their own, of each kind, closed at the end of the test."""
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,28 +9,35 @@ from typing import Any
 import pytest
 
 import tenure
+from crash.conftest import workshop
 from leaks import assert_nothing_leaked
+from places import Place, SqlitePlace, place, store_kind
+
+__all__ = ["place", "store_kind", "workshop"]
+COUNTED = ("jobs", "history", "keys", "events")
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "jobs.db"
+def path(place: Place) -> Path:
+    """The file, for tests that are about one."""
+    assert isinstance(place, SqlitePlace), 'say @only("sqlite", "…")'
+    return place.path
 
 
 @pytest.fixture
-def make_app(path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[..., tenure.App]]:
-    """Another app on this test's file, as another program would have it."""
+def make_app(place: Place, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[..., tenure.App]]:
+    """Another app on this test's database, as another program would have it."""
     opened: list[tenure.App] = []
 
     def make(**settings: Any) -> tenure.App:
         chosen = {"lease_seconds": 3, "lease_renew_seconds": 1} | settings
-        opened.append(tenure.App(f"sqlite:///{path}", **chosen))
+        opened.append(tenure.App(place.url, **chosen))
         return opened[-1]
 
     yield make
     for app in opened:
         app.close()
-    assert_nothing_leaked(path, caplog.text)
+    assert_nothing_leaked(place, caplog.text)
 
 
 @pytest.fixture
@@ -40,20 +46,12 @@ def app(make_app: Callable[..., tenure.App]) -> tenure.App:
 
 
 @pytest.fixture
-def count(path: Path) -> Callable[[], int]:
-    """How many jobs, and anything else of theirs, the file holds; 0 when there is no file."""
+def count(place: Place) -> Callable[[], int]:
+    """How many jobs, and anything else of theirs, are stored; 0 when there are no tables."""
 
     def rows() -> int:
-        if not path.exists():
+        if not place.exists():
             return 0
-        db = sqlite3.connect(path)
-        try:
-            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-            wanted = {"tenure_jobs", "tenure_history", "tenure_keys", "tenure_events"} & tables
-            return sum(
-                db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in wanted
-            )
-        finally:
-            db.close()
+        return sum(place.sql(f"SELECT count(*) FROM tenure_{table}")[0][0] for table in COUNTED)
 
     return rows

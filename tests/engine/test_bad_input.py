@@ -15,6 +15,7 @@ import pytest
 
 import tenure
 from crash.harness import environment
+from places import Place, only
 from tenure import payload
 
 TOO_DEEP = payload.MAX_DEPTH + 1
@@ -92,7 +93,7 @@ BAD: dict[str, tuple[type[Exception], str, Call]] = {
     "zero time-out": (tenure.ConfigError, "timeout must be", lambda a, t: t.options(timeout=0)),
     "no attempts": (tenure.ConfigError, "attempts", lambda a, t: t.options(max_attempts=0)),
     "conn of another kind": (
-        tenure.ConfigError, "sqlite3.Connection only", lambda a, t: t.options(conn=1).enqueue("a"),
+        tenure.ConfigError, r"conn= (got|takes)", lambda a, t: t.options(conn=1).enqueue("a"),
     ),
     "not an id": (tenure.TenureError, "id", lambda a, t: a.get("nonsense")),
 }  # fmt: skip
@@ -189,6 +190,7 @@ def test_a_path_without_a_directory(tmp_path: Path) -> None:
     assert not (tmp_path / "missing").exists()
 
 
+@only("sqlite", "a server has no files to mistake")
 def test_a_file_that_is_not_a_database(path: Path, app: tenure.App) -> None:
     path.write_bytes(b"This is a letter, not a database. " * 100)
     before = path.read_bytes()
@@ -199,6 +201,7 @@ def test_a_file_that_is_not_a_database(path: Path, app: tenure.App) -> None:
     assert path.read_bytes() == before
 
 
+@only("sqlite", "a server has no files to mistake")
 def test_a_directory_in_place_of_the_file(path: Path, app: tenure.App) -> None:
     path.mkdir()
 
@@ -253,15 +256,13 @@ def test_a_read_only_file(tmp_path: Path) -> None:
 
 
 def test_a_newer_schema_is_refused_and_left_alone(
-    path: Path, make_app: Callable[..., tenure.App]
+    place: Place, make_app: Callable[..., tenure.App]
 ) -> None:
     first = make_app()
     first.migrate()
     first.close()
-    db = sqlite3.connect(path)
-    db.execute("INSERT INTO tenure_migrations VALUES (999, 'from_the_future', 0)")
-    db.commit()
-    db.close()
+    # SQLite: when it ran. PostgreSQL: the oldest program that works with it.
+    place.sql("INSERT INTO tenure_migrations VALUES (999, 'from_the_future', 999)")
     app = make_app()
 
     @app.task

@@ -10,7 +10,10 @@ import pytest
 
 import tenure
 from crash.harness import eventually
+from places import only
 from tenure.stores.sqlite.file import wal_reset_bug
+
+pytestmark = only("sqlite", "connections of other drivers: test_postgres_callers.py")
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -204,10 +203,9 @@ def test_two_embedded_workers_share_the_work(make_app: Callable[..., tenure.App]
     assert sorted(ran) == list(range(300))  # each exactly once
 
 
-def test_a_drain_sees_past_jobs_it_does_not_know(tmp_path: Path) -> None:
+def test_a_drain_sees_past_jobs_it_does_not_know(make_app: Callable[..., tenure.App]) -> None:
     """Foreign jobs at the head of a lane use up a claim's limit; the walk goes on behind them."""
-    url = f"sqlite:///{tmp_path / 'shared.db'}"
-    theirs, ours = tenure.App(url), tenure.App(url)
+    theirs, ours = make_app(), make_app()
 
     @theirs.task
     def foreign() -> None: ...
@@ -223,5 +221,3 @@ def test_a_drain_sees_past_jobs_it_does_not_know(tmp_path: Path) -> None:
     assert ours.result(receipt.id, timeout=1) == "found"
     assert summary.completed == 1
     assert summary.left == {"of unknown type": 200}
-    theirs.close()
-    ours.close()

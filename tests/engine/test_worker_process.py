@@ -5,28 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import tenure
-from crash.harness import Workshop, environment, eventually, write_lock_held
-
-
-@pytest.fixture
-def workshop(tmp_path: Path) -> Iterator[Callable[..., Workshop]]:
-    opened: list[Workshop] = []
-
-    def open_workshop(text: str, **settings: Any) -> Workshop:
-        opened.append(Workshop(tmp_path, text, **settings))
-        return opened[-1]
-
-    yield open_workshop
-    for shop in opened:
-        shop.close()
-
+from crash.harness import Workshop, environment, eventually
 
 WORK = """
     @app.task
@@ -148,10 +133,10 @@ def test_a_store_that_is_busy_for_long_stops_nothing_for_good(
     worker = shop.worker(concurrency=5)
     ids = [r.id for r in shop.app.enqueue_many([shop.jobs.hold.job(n) for n in range(5)])]
     shop.wait_said("start", times=5)
-    with write_lock_held(shop.place / "jobs.db"):
+    with shop.place.locked():
         shop.touch("go")  # they finish, and nobody can write it down
         eventually(lambda: "does not answer" in worker.log, what="a complaint in the log")
-        with pytest.raises(tenure.StoreBusy, match="Nothing was changed"):
+        with pytest.raises(tenure.StoreBusy, match=r"[Nn]othing was changed"):
             shop.jobs.quick.enqueue(1)
 
     shop.wait_for("completed", 5)
@@ -209,6 +194,6 @@ def test_a_child_that_dies_at_once_is_not_restarted_in_a_hurry(
     assert worker.alive
     assert 1 <= tries <= 5
 
-    (shop.place / "broken").unlink()
+    (shop.folder / "broken").unlink()
 
     assert shop.app.result(shop.jobs.quick.enqueue(1).id, timeout=20) == 1

@@ -1,98 +1,38 @@
 """`tenure bench`: what this machine, this disk and this version of Tenure can do, in one run.
 
-Everything happens in a temporary directory beside the database the URL names; that database
-itself is never opened. Figures worth comparing are measured in rounds, each next to the raw loop
-it is compared with, and the best of each counts: whatever else the machine does only takes away.
+Everything happens in databases of the benchmark's own, beside the one the URL names: files in a
+temporary directory, or databases on the same server. Figures worth comparing are measured in
+rounds, each next to the raw loop it is compared with, and the best of each counts: whatever else
+the machine does only takes away.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import tempfile
+import signal
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tenure.cli import output, target
-from tenure.errors import ConfigError
+from tenure.cli.bench_figures import (
+    DEFAULT,
+    EVERY,
+    RATES,
+    SECTIONS,
+    SETTINGS,
+    Figure,
+    chosen,
+    judged,
+)
 
 if TYPE_CHECKING:
     from tenure.cli.bench_live import Site
+    from tenure.cli.bench_place import Place
 
-RATES = ("raw", "own", "enqueue", "drain")
-DEFAULT = (*RATES, "pickup")
-ON_REQUEST = ("commit", "priority", "delayed", "cold", "idle", "sleepers", "scale", "recovery")
-SCALES = (1_000, 1_000_000)  # rows of each kind
-QUICK_SCALE = 100_000
 SINGLES = 2_000
-
-
-class Figure(NamedTuple):
-    """One number, and the bar it must clear if it has one."""
-
-    name: str
-    value: float
-    unit: str
-    bar: float | None = None
-    at_least: bool = False  # the bar is a floor; otherwise a ceiling
-
-    @property
-    def ok(self) -> bool | None:
-        if self.bar is None:
-            return None
-        return self.value >= self.bar if self.at_least else self.value <= self.bar
-
-    def shown_bar(self) -> str:
-        return "" if self.bar is None else f"{'≥' if self.at_least else '≤'} {self.bar:g}"
-
-    def shown_value(self) -> str:
-        places = 0 if abs(self.value) >= 1000 else 1 if abs(self.value) >= 10 else 2
-        return f"{self.value:,.{places}f} {self.unit}".rstrip()
-
-
-# Sections with a worker, each a function of bench_live: which of its numbers to show, as (key,
-# name, unit, bar, whether the bar is a floor).
-SECTIONS: dict[str, tuple[tuple[str, str, str, float | None, bool], ...]] = {
-    "pickup": (
-        ("p50", "pick-up, idle worker, p50", "ms", None, False),
-        ("p95", "pick-up, idle worker, p95", "ms", 10, False),
-        ("p99", "pick-up, idle worker, p99", "ms", None, False),
-    ),
-    "commit": (
-        ("p50", "pick-up after a caller's COMMIT, 200/s, p50", "ms", None, False),
-        ("p95", "pick-up after a caller's COMMIT, 200/s, p95", "ms", 20, False),
-    ),
-    "priority": (
-        ("p50", "priority 1 beside 100,000, p50", "ms", None, False),
-        ("p95", "priority 1 beside 100,000, p95", "ms", 100, False),
-        ("backlog_left", "  backlog left at the end", "jobs", None, False),
-    ),
-    "delayed": (
-        ("p50", "delayed job late by, p50", "ms", None, False),
-        ("max", "delayed job late by, worst", "ms", 100, False),
-    ),
-    "cold": (
-        ("bare", "bare interpreter, p50", "ms", None, False),
-        ("import", "import tenure above it, p50", "ms", 30, False),
-        ("p50", "cold process enqueues one job, p50", "ms", None, False),
-        ("p95", "cold process enqueues one job, p95", "ms", 100, False),
-    ),
-    "idle": (
-        ("cpu_percent", "idle worker, all its processes", "% of a core", 1, False),
-        ("supervisor_mb", "idle supervisor", "MB", 60, False),
-        ("child_mb", "idle child", "MB", 60, False),
-    ),
-    "sleepers": (
-        ("at_once", "sleeping at once in one child", "jobs", 1000, True),
-        ("all_begun_ms", "  until all had begun", "ms", None, False),
-    ),
-    "recovery": (
-        ("child_s", "child killed, its jobs claimable after", "s", 1, False),
-        ("worker_s", "worker killed, claimable on the same host after", "s", 2, False),
-    ),
-}  # fmt: skip
+COMPARISONS = ("scale", "beside", "snapshot")  # methods of bench_scale.Comparison
 
 
 # ------------------------------------------------------------------------------- the command
@@ -103,8 +43,10 @@ def add_commands(commands: target.Commands) -> None:
         commands,
         "bench",
         "measure throughput and latency here",
-        description="Measure a raw loop, Tenure's own statements and Tenure itself in one run, in "
-        "a temporary directory beside the database that --url names, which is never opened.",
+        description="Measure a raw loop, Tenure's own statements and Tenure itself in one run. "
+        "SQLite: in a temporary directory beside the file that --url names, which is never opened. "
+        "PostgreSQL: in databases of its own on that server, dropped at the end; the database that "
+        "--url names is only used to create them.",
     )
     parser.add_argument(
         "--jobs", type=target.positive, default=50_000, metavar="N", help="a round (default 50000)"
@@ -113,9 +55,8 @@ def add_commands(commands: target.Commands) -> None:
         "-p",
         "--processes",
         type=target.positive,
-        default=1,
         metavar="N",
-        help="child processes of the draining worker (default 1)",
+        help="child processes of the draining worker (default 1; on PostgreSQL 1, then 2)",
     )
     parser.add_argument(
         "--rounds", type=target.positive, default=3, metavar="N", help="best of N (default 3)"
@@ -123,7 +64,7 @@ def add_commands(commands: target.Commands) -> None:
     parser.add_argument(
         "--only",
         metavar="NAME,NAME",
-        help=f"of {', '.join((*DEFAULT, *ON_REQUEST))} (default: {', '.join(DEFAULT)})",
+        help=f"of {', '.join(EVERY)} (default: {', '.join(DEFAULT)})",
     )
     parser.add_argument("--all", action="store_true", help="every section; takes minutes")
     parser.add_argument("--quick", action="store_true", help="shorter waits, a smaller scale")
@@ -135,21 +76,22 @@ add_command = add_commands
 
 def bench(args: argparse.Namespace) -> int:
     from tenure.cli import bench_raw
+    from tenure.cli.bench_place import open_place
 
-    chosen = _chosen(args)
+    names = chosen(args.only, args.all)
     line = output.LiveLine()
     began, here = time.monotonic(), bench_raw.machine()
     try:
-        with _place(args.url) as place:
+        with _terminated_as_interrupted(), open_place(args.url) as place:
             measured = Measured(args, place, line)
-            measured.run(chosen)
+            measured.run(names)
     finally:
         line.clear()
     figures = measured.figures
     report = {
-        "machine": here | {"sqlite": place.module.sqlite_version},
+        "machine": here | place.machine,
         "jobs": args.jobs,
-        "processes": args.processes,
+        "processes": measured.processes[0],
         "rounds": measured.rounds,
         "details": measured.details,
         "figures": {
@@ -162,33 +104,30 @@ def bench(args: argparse.Namespace) -> int:
     if args.json:
         output.say_json(report)
     else:
-        _print(report, figures, place.directory)
+        _print(report, figures, place)
     return 0 if report["ok"] else 1
 
 
-def _chosen(args: argparse.Namespace) -> tuple[str, ...]:
-    every = (*DEFAULT, *ON_REQUEST)
-    if args.only is None:
-        return every if args.all else DEFAULT
-    names = [name.strip() for name in args.only.split(",") if name.strip()]
-    unknown = [name for name in names if name not in every]
-    if unknown or not names:
-        raise ConfigError(
-            f"bench has no section {', '.join(map(repr, unknown)) or 'of that name'}; "
-            f"it has {', '.join(every)}"
-        )
-    return tuple(name for name in every if name in names)
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM like Ctrl-C: on somebody's server nothing is left behind."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
-def _print(report: dict[str, Any], figures: list[Figure], directory: str) -> None:
+def _print(report: dict[str, Any], figures: list[Figure], place: Place) -> None:
     here = report["machine"]
     output.say(
         f"{here['date']} · {here['cores']} cores, load {here['load']:.1f} · "
-        f"Python {here['python']} · SQLite {here['sqlite']} · {report['jobs']:,} jobs, "
-        f"-p {report['processes']}, in {os.path.dirname(directory)}"
+        f"Python {here['python']} · {report['jobs']:,} jobs · {place.headline}"
     )
     if here["load"] > here["cores"] / 2:
         output.say("This machine was busy when the run began: neither figures nor verdicts count.")
+    if place.warning:
+        output.say(place.warning)
     verdicts = {True: "ok", False: "not", None: ""}
     output.table(
         ["figure", "value", "bar", ""],
@@ -201,36 +140,6 @@ def _print(report: dict[str, Any], figures: list[Figure], directory: str) -> Non
 # ------------------------------------------------------------------------------- measuring
 
 
-class Place(NamedTuple):
-    directory: str
-    module: Any  # the sqlite3 module in use
-
-
-@contextlib.contextmanager
-def _place(url: str | None) -> Iterator[Place]:
-    """A directory of our own on the disk of the URL's database."""
-    import importlib
-
-    from tenure.config import Settings
-
-    settings = Settings.load(url=url)
-    path = target.database_file(settings.url)
-    if path is None:
-        raise ConfigError(
-            "bench measures SQLite in this version: give --url sqlite:///some/file.db"
-        )
-    beside = os.path.dirname(path)
-    if not os.path.isdir(beside):
-        raise ConfigError(
-            f"there is no directory {beside} to measure in: create it, or correct --url"
-        )
-    module = importlib.import_module(settings.sqlite_module)
-    with tempfile.TemporaryDirectory(
-        prefix="tenure-bench-", dir=beside, ignore_cleanup_errors=True
-    ) as directory:
-        yield Place(directory, module)
-
-
 class Measured:
     """One run of the command: what it has found so far."""
 
@@ -238,57 +147,56 @@ class Measured:
         self.figures: list[Figure] = []
         self.rounds: dict[str, list[float]] = {}
         self.details: dict[str, dict[str, float]] = {}
+        given: int | None = args.processes
+        self.processes = place.processes if given is None else (given,)
         self._args = args
         self._place = place
         self._line = line
-        self._files = 0
 
-    def run(self, chosen: tuple[str, ...]) -> None:
-        from tenure.cli import bench_live
+    def run(self, names: tuple[str, ...]) -> None:
+        from tenure.cli.bench_scale import Comparison
 
-        rates = [name for name in RATES if name in chosen]
+        rates = [name for name in RATES if name in names]
         for number in range(self._args.rounds if rates else 0):
             self._round(rates, f"round {number + 1}")
         self._compare()
-        for name in chosen:
-            if name == "scale":
-                self._scale()
+        comparison = Comparison(self._place, self._args, self._site)
+        for name in names:
+            if name in COMPARISONS:
+                measure: Callable[[], list[Figure]] = getattr(comparison, name)
+                self.figures += measure()
             elif name in SECTIONS:
-                measure: Callable[[Site], dict[str, float]] = getattr(bench_live, name)
-                with self._site(name) as site:
-                    found = self.details[name] = measure(site)
-                for key, title, unit, bar, floor in SECTIONS[name]:
-                    self.figures.append(Figure(title, found[key], unit, bar, floor))
+                self._section(name)
+
+    def _section(self, name: str) -> None:
+        from tenure.cli import bench_live
+
+        measure: Callable[[Site], dict[str, float]] = getattr(bench_live, name)
+        with self._site(name, **SETTINGS.get(name, {})) as site:
+            found = self.details[name] = measure(site)
+        for key, title, unit in SECTIONS[name]:
+            self.figures.append(judged(self._place, title, found[key], unit))
 
     @contextlib.contextmanager
-    def _site(self, label: str) -> Iterator[Site]:
-        """The benchmark's app on a fresh file, which is removed afterwards."""
+    def _site(self, label: str, **other: Any) -> Iterator[Site]:
+        """The benchmark's app on a fresh database, which goes afterwards."""
+        from dataclasses import replace
+
         from tenure.cli.bench_jobs import app
         from tenure.cli.bench_live import Site
-        from tenure.config import Settings
 
         def tell(done: int, total: int, what: str) -> None:
             self._line.bar(done, total, f"{label}: {what}")
 
         self._line.show(f"{label} …")
-        path = self._fresh()
-        app.close()
-        app.settings = Settings(url=f"sqlite:///{path}", sqlite_module=self._place.module.__name__)
-        app.migrate()
-        try:
-            yield Site(app, self._place.directory, tell, self._args.quick)
-        finally:
+        with self._place.fresh() as settings:
             app.close()
-            self._remove(path)
-
-    def _fresh(self) -> str:
-        self._files += 1
-        return os.path.join(self._place.directory, f"bench-{self._files}.db")
-
-    def _remove(self, path: str) -> None:
-        for ending in ("", "-wal", "-shm", "-tenure.lock"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path + ending)
+            app.settings = replace(settings, **other)
+            try:
+                app.migrate()
+                yield Site(app, self._place, tell, self._args.quick)
+            finally:
+                app.close()
 
     # -- rounds -------------------------------------------------------------------------------
     def _round(self, rates: list[str], label: str) -> None:
@@ -300,10 +208,7 @@ class Measured:
             self._line.bar(done, total, f"{label}: {what}")
 
         def measure_raw() -> None:
-            path = self._fresh()
-            raw = bench_raw.raw_loop(self._place.module, path, jobs, singles, tell)
-            self._remove(path)
-            for name, value in raw.items():
+            for name, value in self._place.raw_loop(jobs, singles, tell).items():
                 self._note(f"raw_{name}", value)
 
         if "raw" in rates:
@@ -312,12 +217,13 @@ class Measured:
             with self._site(label) as site:
                 self._enqueue(site, jobs, singles)
                 self._note("own_loop", bench_raw.own_loop(site.app.store, jobs + singles, tell))
-        if "enqueue" in rates or "drain" in rates:
+        drains = self.processes if "drain" in rates else self.processes[:1]
+        for processes in drains if {"enqueue", "drain"} & set(rates) else ():
             with self._site(label) as site:
                 self._enqueue(site, jobs, singles)
                 if "drain" in rates:
-                    rate = bench_live.drain(site, jobs + singles, self._args.processes)
-                    self._note("drain", rate)
+                    rate = bench_live.drain(site, jobs + singles, processes)
+                    self._note(self._drain_name(processes), rate)
         if "raw" in rates:  # again: it is short, so noise hits it hardest
             measure_raw()
 
@@ -332,47 +238,33 @@ class Measured:
     def _note(self, name: str, value: float) -> None:
         self.rounds.setdefault(name, []).append(value)
 
+    def _drain_name(self, processes: int) -> str:
+        return "drain" if processes == self.processes[0] else f"drain_p{processes}"
+
     def _compare(self) -> None:
         best = {name: max(values) for name, values in self.rounds.items()}
+        first, *more = self.processes
         for name, title in (
             ("raw_single", "raw: insert and commit one"),
-            ("raw_bulk", "raw: insert in bulk"),
+            *self._place.raw_titles.items(),
             ("raw_loop", "raw: claim 500, finish 500"),
             ("own_loop", "own statements: claim 500, finish 500"),
             ("enqueue_one", "enqueue one by one"),
             ("enqueue_many", "enqueue_many of 1,000"),
-            ("drain", f"drain, -p {self._args.processes}"),
+            *((self._drain_name(number), f"drain, -p {number}") for number in self.processes),
         ):
             if name in best:
                 self.figures.append(Figure(title, best[name], "jobs/s"))
-        for name, over, title, bar in (
-            ("drain", "raw_loop", "drain / raw loop", 0.2),
-            ("drain", "own_loop", "drain / own statements", 0.7),
-            ("enqueue_one", "raw_single", "enqueue one / raw", 0.6),
-            ("enqueue_many", "raw_bulk", "enqueue_many / raw bulk", 0.2),
+        for name, over, title in (
+            ("drain", "raw_loop", "drain / raw loop"),
+            ("drain", "own_loop", "drain / own statements"),
+            *((self._drain_name(n), "drain", f"drain, -p {n} / -p {first}") for n in more),
+            ("enqueue_one", "raw_single", "enqueue one / raw"),
+            ("enqueue_many", "raw_bulk", "enqueue_many / raw bulk"),
+            ("enqueue_many", "raw_copy", "enqueue_many / raw COPY all at once"),
         ):
             if name in best and over in best:
-                self.figures.append(Figure(title, best[name] / best[over], "", bar, at_least=True))
-
-    # -- scale --------------------------------------------------------------------------------
-    def _scale(self) -> None:
-        from tenure.cli import bench_raw
-
-        costs: dict[str, list[float]] = {}
-        large = QUICK_SCALE if self._args.quick else SCALES[1]
-        for each in (SCALES[0], large):
-            with self._site("scale") as site:
-                store: Any = site.app.store
-                bench_raw.fill(store, each, site.tell)
-                for most in (1, 100):
-                    taken = bench_raw.claim_cost(store, most) * 1000
-                    costs.setdefault(f"claim of {most}", []).append(taken)
-        for name, (small, big) in costs.items():
-            self.figures += [
-                Figure(f"{name} beside {SCALES[0]:,} of each kind", small, "ms"),
-                Figure(f"{name} beside {large:,} of each kind", big, "ms"),
-                Figure(f"{name}: ratio", big / small, "", 1.5),
-            ]
+                self.figures.append(judged(self._place, title, best[name] / best[over]))
 
 
 def main(argv: list[str] | None = None) -> int:

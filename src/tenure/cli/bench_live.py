@@ -1,5 +1,5 @@
 """`tenure bench`, the sections with a worker: how soon a job starts, what idling costs, what a kill
-costs. The worker is the real command in processes of its own, on the benchmark's own file.
+costs. The worker is the real command in processes of its own, on the benchmark's own database.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tenure.cli.bench_raw import Tell, percentile
+from tenure.cli.bench_raw import percentile
 from tenure.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from tenure.app import App
+    from tenure.cli.bench_place import Completions, Place, Tell
 
 COLD_APP = """
 import tenure
@@ -30,15 +31,23 @@ COLD_RUNS = 30
 SILENCE = 10.0
 READY_SECONDS = 30.0
 BACKLOG = 100_000
+RUSH, RUSHES = 100, 5
 
 
 class Site(NamedTuple):
-    """Where a section runs: an app on a fresh file, in a directory of the benchmark's own."""
+    """Where a section runs: an app on a fresh database of the benchmark's own."""
 
     app: App
-    directory: str
+    place: Place
     tell: Tell
     quick: bool
+
+    @property
+    def directory(self) -> str:
+        return self.place.directory
+
+    def completions(self, after: int = 0) -> Completions:
+        return self.place.completions(self.app.store, after)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -117,32 +126,25 @@ def worker_log(site: Site) -> str:
 
 def drain(site: Site, jobs: int, processes: int) -> float:
     """Jobs a second, from the first to the last completion that history has."""
-    process = start_worker(site, "--drain", "-p", str(processes))
+    store = site.app.store
+    before = site.completions().last
+    counted = sum(rollup.runs for rollup in store.rollups(since_ms=0))
+    process = start_worker(site, "--drain", "-Q", "default", "-p", str(processes))
     try:
         while True:
             try:
                 code = process.wait(0.25)
                 break
             except subprocess.TimeoutExpired:
-                # Rollups, not history: a scan would keep the log from being started anew.
-                done = sum(rollup.runs for rollup in site.app.store.rollups(since_ms=0))
-                site.tell(done, jobs, "drain")
+                # Rollups, not history: a scan would keep SQLite's log from being started anew.
+                done = sum(rollup.runs for rollup in store.rollups(since_ms=0)) - counted
+                site.tell(done, jobs, f"drain, -p {processes}")
     finally:
         end_worker(process)
-    done, first, last = completions(site)
-    if code != 0 or done != jobs:
-        raise StoreUnavailable(f"bench: {done} of {jobs} jobs drained: {worker_log(site)}")
-    return done / max((last - first) / 1000, 0.001)
-
-
-def completions(site: Site) -> tuple[int, int, int]:
-    store: Any = site.app.store
-    with store.file.read() as db:
-        row = db.execute(
-            "SELECT count(*), coalesce(min(completed_at), 0), coalesce(max(completed_at), 0) "
-            "FROM tenure_history"
-        ).fetchone()
-    return row[0], row[1], row[2]
+    found = site.completions(before)
+    if code != 0 or found.jobs != jobs:
+        raise StoreUnavailable(f"bench: {found.jobs} of {jobs} jobs drained: {worker_log(site)}")
+    return found.rate
 
 
 def results(site: Site, ids: list[str], seconds: float = READY_SECONDS) -> list[Any]:
@@ -185,31 +187,64 @@ def pickup(site: Site) -> dict[str, float]:
         return spread(paced(site, 200, 0.05, enqueue, "pick-up"))
 
 
+def silent(site: Site) -> dict[str, float]:
+    """The same without hints (TENURE_NOTIFY=0): polling alone has to find each job."""
+    from tenure.cli.bench_jobs import clock
+
+    def enqueue(number: int) -> tuple[str, float]:
+        before = time.time()
+        return clock.enqueue({"n": number}).id, before
+
+    with worker(site):
+        return spread(paced(site, 8 if site.quick else 30, 0.73, enqueue, "pick-up by polling"))
+
+
+def rush(site: Site) -> dict[str, float]:
+    """100 jobs one by one, as fast as they go, to a worker that has worked before; five times."""
+    from tenure.cli.bench_jobs import clock
+
+    taken = []
+    with worker(site):
+        results(site, [clock.enqueue({"n": number}).id for number in range(20)])
+        for number in range(RUSHES):
+            time.sleep(0.3)
+            taken.append(_one_rush(site))
+            site.tell(number, RUSHES, "rush")
+    return {"p50": percentile(taken, 0.5), "max": max(taken)}
+
+
+def _one_rush(site: Site) -> float:
+    """Seconds from the first call to the moment when history has them all."""
+    from tenure.cli.bench_jobs import nothing
+
+    before, began = site.completions().jobs, time.monotonic()
+    for number in range(RUSH):
+        nothing.enqueue({"n": number})
+    wait_for(lambda: site.completions().jobs >= before + RUSH, "finishing 100 jobs")
+    return time.monotonic() - began
+
+
 def commit(site: Site) -> dict[str, float]:
     """A queue fed at 200 a second; every other job in a caller's transaction, and those count,
     from just before the COMMIT."""
     from tenure.cli.bench_jobs import clock
 
-    store: Any = site.app.store
-    db = store.file.module.connect(store.file.path, isolation_level=None)
-    db.execute("CREATE TABLE IF NOT EXISTS orders (n INTEGER)")
-    joined = clock.options(conn=db)
+    with site.place.caller(site.app.store) as caller:
+        connection = caller.connection
+        joined = clock.options(conn=connection)
 
-    def enqueue(number: int) -> tuple[str, float]:
-        if number % 2:
-            return clock.enqueue({"n": number}).id, time.time()
-        db.execute("BEGIN IMMEDIATE")
-        db.execute("INSERT INTO orders VALUES (?)", (number,))
-        id = joined.enqueue({"n": number}).id
-        before = time.time()
-        db.execute("COMMIT")
-        return id, before
+        def enqueue(number: int) -> tuple[str, float]:
+            if number % 2:
+                return clock.enqueue({"n": number}).id, time.time()
+            connection.execute(caller.begin)
+            connection.execute(caller.insert, (number,))
+            id = joined.enqueue({"n": number}).id
+            before = time.time()
+            connection.commit()
+            return id, before
 
-    try:
         with worker(site):
             return spread(paced(site, 1000, 0.005, enqueue, "pick-up after COMMIT")[::2])
-    finally:
-        db.close()
 
 
 def priority(site: Site) -> dict[str, float]:
@@ -226,7 +261,7 @@ def priority(site: Site) -> dict[str, float]:
 
     with worker(site):
         found = spread(paced(site, 60, 0.02, enqueue, "priority 1"))
-        left = BACKLOG + 60 - completions(site)[0]
+        left = BACKLOG + 60 - site.completions().jobs
     return found | {"backlog_left": float(left)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -15,12 +16,15 @@ if TYPE_CHECKING:
 
     from tenure.app import App
     from tenure.store import Finding, QueueInfo, WorkerInfo
+    from tenure.wakeup import Wakeup
 
 Level = Literal["ok", "warning", "problem"]
 MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "red")}
 OLDEST_MS = 3_600_000
 MANY_DEAD = 100
 NAMES_SHOWN = 5
+HINT_SECONDS = 2.0
+POOLER_SECONDS = 6.0  # a listener gives a pooler 5 s to prove itself, then it knows why not
 
 
 def add_commands(commands: target.Commands) -> None:
@@ -31,8 +35,8 @@ def add_commands(commands: target.Commands) -> None:
 
 
 def examine(args: argparse.Namespace) -> int:
-    with target.existing(args) as (app, named):
-        findings = [*app.store.inspect(), *_general(app, named)]
+    with target.anywhere(args) as (app, named):
+        findings = _findings(app, named)
     for finding in findings:
         if args.json:
             output.say_json(finding._asdict())
@@ -44,6 +48,29 @@ def examine(args: argparse.Namespace) -> int:
         found = f"{output.count(problems, 'problem')}, {output.count(warnings, 'warning')}"
         output.say("all well" if not problems and not warnings else found)
     return 1 if problems else 0
+
+
+def _findings(app: App, named: bool) -> list[Finding]:
+    """First the database; the rest only where it can be read."""
+    from tenure.errors import StoreError
+
+    if app.settings.url.startswith("sqlite:"):
+        target.require_database(app.settings.url, app.store)
+    else:
+        from tenure.stores.postgres import PostgresStore
+        from tenure.stores.postgres.doctor import settle_for_a_standby
+
+        if isinstance(app.store, PostgresStore):
+            settle_for_a_standby(app.store.database)
+    found = app.store.inspect()
+    if any(finding.check == "schema" and finding.level == "problem" for finding in found):
+        return found
+    try:
+        return [*found, *_general(app, named)]
+    except StoreError as error:
+        if not any(finding.level == "problem" for finding in found):
+            raise
+        return [*found, _finding("jobs", "problem", f"cannot be read: {error}", "see above")]
 
 
 def _print(finding: Finding) -> None:
@@ -78,12 +105,38 @@ def _general(app: App, named: bool) -> list[Finding]:
 
 
 def _hints(app: App) -> Finding:
+    """A hint is sent where one can be: a path that looks open may end in a pooler or a firewall."""
     hints = app.open_wakeup()
     try:
+        arrived = _round_trip(app, hints)
         text = hints.describe().removeprefix("hints: ")
-        return _finding("hints", "ok" if hints.healthy() else "warning", text)
+        if arrived or not app.settings.notify:
+            return _finding("hints", "ok" if hints.healthy() else "warning", text)
+        if hints.healthy():
+            text = f"one that was sent did not arrive within {HINT_SECONDS:g} s ({text})"
+        remedy = "set TENURE_LISTEN_URL to the same database on the server itself, past any pooler;"
+        return _finding("hints", "warning", text, f"{remedy} jobs run without, up to 1 s later")
     finally:
         hints.close()
+
+
+def _round_trip(app: App, hints: Wakeup) -> bool:
+    """True where a hint of ours has arrived, or where there is nothing to send one through."""
+    if app.settings.url.startswith("sqlite:"):
+        return True
+    from tenure.stores.postgres import PostgresStore
+
+    store = app.store
+    if not app.settings.notify or not isinstance(store, PostgresStore):
+        return False
+    patience = POOLER_SECONDS if store.database.pooled else HINT_SECONDS
+    deadline = time.monotonic() + patience
+    while not hints.healthy() and (left := deadline - time.monotonic()) > 0:
+        hints.wait(left)
+    if not hints.healthy():
+        return False
+    store.notices.hint([""])
+    return hints.wait(HINT_SECONDS)
 
 
 def _live_workers(live: Sequence[WorkerInfo], queues: Sequence[QueueInfo]) -> Finding:

@@ -47,8 +47,8 @@ def add_target_options(parser: argparse.ArgumentParser, *, root: bool = False) -
     group.add_argument(
         "--url",
         default=unset,
-        help="the database, overriding the app's (default: $TENURE_URL, tenure.toml, "
-        "sqlite:///tenure.db)",
+        help="the database, overriding the app's: sqlite:///jobs.db, postgresql://user@host/name "
+        "(default: $TENURE_URL, tenure.toml, sqlite:///tenure.db)",
     )
     group.add_argument(
         "--json",
@@ -164,21 +164,34 @@ def database_file(url: str) -> str | None:
     return os.path.abspath(sqlite_path(url)) if url.startswith("sqlite:") else None
 
 
-def require_database(url: str, store: Store) -> None:
+def place(url: str) -> str:
+    """Where the database is, for people: a file, or host, port and name; never a password."""
     path = database_file(url)
-    if path is not None and not os.path.isfile(path):
+    if path is not None:
+        return path
+    from tenure.stores.postgres.connecting import location
+
+    return location(url)
+
+
+def require_database(url: str, store: Store) -> None:
+    """A store on a server makes nothing by itself: its first call says that tables are missing."""
+    path = database_file(url)
+    if path is None:
+        return
+    if not os.path.isfile(path):
         raise StoreUnavailable(
             f"there is no database at {path}; enqueue something first or correct the URL"
         )
     if has_no_tables(store):
         raise SchemaError(
-            f"{path or 'this database'} has no Tenure tables; enqueue something first, "
-            "run `tenure migrate`, or correct the URL"
+            f"{path} has no Tenure tables; enqueue something first, run `tenure migrate`, or "
+            "correct the URL"
         )
 
 
 def has_no_tables(store: Store) -> bool:
-    """Looks without creating any: a store opened for anything else would."""
+    """Looks into an SQLite file without creating any: a store opened for anything else would."""
     from tenure.stores.sqlite import SqliteStore
 
     if not isinstance(store, SqliteStore):

@@ -136,10 +136,9 @@ def _check_url(settings: Settings, url: str | None) -> None:
 def _announce(settings: Settings, args: argparse.Namespace) -> None:
     import logging
 
-    place = target.database_file(settings.url) or settings.url.partition(":")[0]
     logging.getLogger("tenure.worker").info(
         "started: jobs from %s, queues: %s, processes: %d with %d jobs at once",
-        place,
+        target.place(settings.url),
         args.queues or settings.queues or "all",
         settings.processes,
         settings.concurrency,

@@ -6,10 +6,10 @@ import contextvars
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tenure.errors import DuplicateKey, JobFailed, JobNotFound
+from tenure.errors import ConfigError, DuplicateKey, JobFailed, JobNotFound
 from tenure.job import NewJob, Receipt
 from tenure.store import Filter, Store
 
@@ -31,16 +31,30 @@ class Client:
     def enqueue(
         self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: str = "return"
     ) -> list[Receipt]:
-        receipts = self.store.enqueue(jobs) if conn is None else self.store.enqueue_on(conn, jobs)
-        if on_conflict == "error":
-            for job, receipt in zip(jobs, receipts, strict=True):
-                if receipt.duplicate:
-                    raise DuplicateKey(
-                        f"key {job.key!r} is taken by job {receipt.id} ({receipt.status}) in org "
-                        f"{job.terms.org!r}; use another key, or on_conflict='return' to get that "
-                        "job's receipt instead"
-                    )
-        return receipts
+        if conn is None:
+            return _accepted(jobs, self.store.enqueue(jobs), on_conflict)
+        receipts = self.store.enqueue_on(conn, jobs) if jobs else []
+        if not isinstance(receipts, list):
+            _give_up(receipts)
+            raise ConfigError(
+                f"conn= is a {type(conn).__module__}.{type(conn).__name__}, which has to be "
+                "awaited: call `await task.options(conn=conn).aenqueue(…)`, for several jobs "
+                "`await app.aenqueue_jobs([task.job(…), …], conn=conn)`"
+            )
+        return _accepted(jobs, receipts, on_conflict)
+
+    async def aenqueue(
+        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: str = "return"
+    ) -> list[Receipt]:
+        """On our own connection in a thread of ours. On the caller's in the caller's: an async
+        connection is awaited on its loop, a sync one blocks it for one round trip, because many
+        belong to the thread that opened them."""
+        if conn is None:
+            return await self.in_thread(self.enqueue, jobs, on_conflict=on_conflict)
+        receipts = self.store.enqueue_on(conn, jobs) if jobs else []
+        if not isinstance(receipts, list):
+            receipts = await receipts
+        return _accepted(jobs, receipts, on_conflict)
 
     def result(self, id: str, timeout: float | None, org: str | None = None) -> Any:
         """Wait for the end of a job; looks often at first, then ten times a second."""
@@ -92,6 +106,25 @@ class Client:
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
+
+
+def _accepted(jobs: Sequence[NewJob], receipts: list[Receipt], on_conflict: str) -> list[Receipt]:
+    if on_conflict == "error":
+        for job, receipt in zip(jobs, receipts, strict=True):
+            if receipt.duplicate:
+                raise DuplicateKey(
+                    f"key {job.key!r} is taken by job {receipt.id} ({receipt.status}) in org "
+                    f"{job.terms.org!r}; use another key, or on_conflict='return' to get that "
+                    "job's receipt instead"
+                )
+    return receipts
+
+
+def _give_up(awaitable: Awaitable[list[Receipt]]) -> None:
+    """Nothing of it has run. Closed, it does not warn that nobody awaited it."""
+    close = getattr(awaitable, "close", None)
+    if close is not None:
+        close()
 
 
 def _pauses(timeout: float | None) -> Iterator[float]:

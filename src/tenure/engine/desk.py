@@ -10,15 +10,15 @@ import asyncio
 import inspect
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, NoReturn, Protocol
 
 from tenure import secrecy
 from tenure.config import Settings
 from tenure.context import Lifecycle
 from tenure.engine.client import Client
-from tenure.errors import LeaseLost, StoreError
+from tenure.errors import ConfigError, LeaseLost, StoreError
 from tenure.job import ClaimedJob
 from tenure.outcome import Completed, Ended
 from tenure.task import Task
@@ -26,6 +26,7 @@ from tenure.task import Task
 log = logging.getLogger("tenure.job")
 
 Hook = Callable[[Lifecycle], Any]
+LOST = "this run lost its job before its transaction could commit"
 
 
 class Employer(Protocol):
@@ -62,17 +63,42 @@ class Desk:
         self, job: ClaimedJob, completed: Callable[[], tuple[Completed, int]]
     ) -> Iterator[Any]:
         """The handler's own SQL, its follow-ups and, as the last statement, the fenced finish."""
-        store = self._app.client.store
         try:
-            with store.transaction(self._app.settings.lease_seconds / 3) as settlement:
+            with self._app.client.store.transaction(self._longest()) as settlement:
                 yield settlement.connection
-                outcome, lasted = completed()
-                end = Ended(job.id, job.lease_no, lasted, outcome)
+                end = _end_of(job, completed)
                 if settlement.finish(self.worker, end) != "accepted":
-                    raise LeaseLost("this run lost its job before its transaction could commit")
+                    raise LeaseLost(LOST)
         except StoreError:
             if not self._committed(job):
                 raise
+
+    @asynccontextmanager
+    async def atransaction(
+        self, job: ClaimedJob, completed: Callable[[], tuple[Completed, int]]
+    ) -> AsyncIterator[Any]:
+        """The same on the handler's own event loop."""
+        try:
+            async with self._app.client.store.atransaction(self._longest()) as settlement:
+                yield settlement.connection
+                end = _end_of(job, completed)
+                if await settlement.finish(self.worker, end) != "accepted":
+                    raise LeaseLost(LOST)
+        except StoreError:
+            if not await self.in_thread(self._committed, job):
+                raise
+
+    def refuse_blocking(self) -> NoReturn:
+        """`with` in an `async def` handler."""
+        self._app.client.store.atransaction(self._longest())  # a store that has none says so
+        raise ConfigError(
+            "this `async def` handler shares its thread with others, and `with ctx.transaction()` "
+            "would block it: write `async with ctx.transaction() as conn:` and await what it runs"
+        )
+
+    def _longest(self) -> float:
+        """Seconds a handler's transaction may take: its lease is renewed for longer than that."""
+        return self._app.settings.lease_seconds / 3
 
     def _committed(self, job: ClaimedJob) -> bool:
         """The reply to a COMMIT may be lost although it happened: (id, lease_no) tells."""
@@ -99,6 +125,11 @@ class Desk:
                 continue
             if inspect.iscoroutine(said):
                 _finish_hook(hook, event.kind, said)
+
+
+def _end_of(job: ClaimedJob, completed: Callable[[], tuple[Completed, int]]) -> Ended:
+    outcome, lasted = completed()
+    return Ended(job.id, job.lease_no, lasted, outcome)
 
 
 def _finish_hook(hook: Hook, kind: str, said: Coroutine[Any, Any, Any]) -> None:

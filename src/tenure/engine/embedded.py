@@ -89,8 +89,7 @@ def _supervisor(
     )
     for task in app.tasks.values():
         task.signature  # noqa: B018  a bad signature is said now, not at the first job
-    app.store.migrate()
-    app.store.queue_names()  # keeps a connection open, and so the log the wake-up watches
+    app.store.queue_names()  # as in fleet.py: fails without tables, keeps SQLite's log open
     wakeup = app.open_wakeup()
     supervisor = Supervisor(app.store, settings, wakeup, plan)
     # No processes to give here: a task that asks for one runs in a thread.

@@ -67,8 +67,9 @@ def run_fleet(
     )
     store = open_store(settings)
     try:
-        store.migrate()
-        store.queue_names()  # keeps a connection open, and so the log the wake-up watches
+        # Fails here when there are no tables; on SQLite it keeps a connection open, and so the log
+        # the wake-up watches. Nothing is migrated: the role of a worker may not be allowed to.
+        store.queue_names()
         wakeup = open_wakeup(settings, store)
         supervisor = Supervisor(store, settings, wakeup, plan)
         supervisor.learn(hello)

@@ -7,8 +7,8 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
 from tenure import context, outcome, payload, policy, secrecy
@@ -26,8 +26,8 @@ class JobRun:
 
     __slots__ = (
         "begun", "cancel_by", "cancel_reason", "children", "deadline", "desk", "done", "job",
-        "lost", "progress", "progress_due", "result", "settled", "slot", "task", "timed_out",
-        "waiter",
+        "lost", "progress", "progress_due", "result", "settled", "settling", "slot", "task",
+        "timed_out", "waiter",
     )  # fmt: skip
 
     def __init__(self, assignment: Assignment, task: Task[..., Any], desk: Desk) -> None:
@@ -43,6 +43,7 @@ class JobRun:
         self.timed_out = False
         self.done = False
         self.settled = False
+        self.settling = False  # inside its transaction's block
         self.result: str | None = None  # what its own transaction has stored
         self.children: list[NewJob] = []
         self.progress: str | None = None
@@ -71,28 +72,46 @@ class JobRun:
         return self.task.signature.encode(value, what)
 
     def transaction(self, result: Callable[[], Any]) -> AbstractContextManager[Any]:
+        if self.waiter is not None:
+            self.desk.refuse_blocking()
         return self._transaction(result)
 
     @contextmanager
     def _transaction(self, result: Callable[[], Any]) -> Iterator[Any]:
-        def completed() -> tuple[outcome.Completed, int]:
-            value = result()
-            self.result = None if value is None else self.task.pack_result(value)
-            return outcome.Completed(self.result, tuple(self.children)), self.lasted_ms()
+        with (
+            self._settling(),
+            self.desk.transaction(self.job, lambda: self._completed(result)) as connection,
+        ):
+            yield connection
 
-        if self.waiter is not None:
-            raise ConfigError(
-                "on SQLite ctx.transaction() works in `def` handlers: it holds the file's only "
-                "write lock, and this `async def` handler shares its thread with others. Make "
-                "the handler a `def`."
-            )
-        try:
-            with self.desk.transaction(self.job, completed) as connection:
+    @asynccontextmanager
+    async def atransaction(self, result: Callable[[], Any]) -> AsyncIterator[Any]:
+        with self._settling():
+            async with self.desk.atransaction(
+                self.job, lambda: self._completed(result)
+            ) as connection:
                 yield connection
+
+    @contextmanager
+    def _settling(self) -> Iterator[None]:
+        """What a transaction's end means for the run: the job is over, or not ours any more. One
+        at a time: a second block inside the first could only wait for it, or end the job twice."""
+        if self.settling:
+            raise ConfigError("ctx.transaction() is the end of a job: use it once in a run")
+        self.settling = True
+        try:
+            yield
         except LeaseLost:
             self.lost = True
             raise
+        finally:
+            self.settling = False
         self.settled = True
+
+    def _completed(self, result: Callable[[], Any]) -> tuple[outcome.Completed, int]:
+        value = result()
+        self.result = None if value is None else self.task.pack_result(value)
+        return outcome.Completed(self.result, tuple(self.children)), self.lasted_ms()
 
     async def in_thread(self, call: Callable[..., Any], *args: Any) -> Any:
         return await self.desk.in_thread(call, *args)

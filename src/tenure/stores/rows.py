@@ -61,7 +61,7 @@ def job_from(row: tuple[Any, ...]) -> Job:
         key=key,
         progress=_decoded(progress),
         parent=parent,
-        after=tuple(_decoded(after) or ()),
+        after=tuple(after),
         cancel_requested=cancel_at is not None,
         error_place=error_place,
     )

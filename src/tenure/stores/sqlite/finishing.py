@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tenure import outcome
-from tenure.errors import JobError, StoreError
+from tenure.errors import ConfigError, JobError, StoreError
 from tenure.job import SYSTEM, Actor, NewJob
-from tenure.store import Accepted, Settlement
+from tenure.store import Accepted, AsyncSettlement, Settlement
 from tenure.stores.rows import finish_row
 from tenure.stores.sqlite.base import to_json
 from tenure.stores.sqlite.enqueue import Enqueueing
@@ -217,6 +217,13 @@ class Finishing(Enqueueing):
     def transaction(self, limit: float) -> Iterator[Settlement]:
         with self.file.lend(limit) as db:
             yield _Settlement(self, db)
+
+    def atransaction(self, limit: float) -> AbstractAsyncContextManager[AsyncSettlement]:
+        raise ConfigError(
+            "on SQLite ctx.transaction() works in `def` handlers: it holds the file's only write "
+            "lock, and an `async def` handler shares its thread with others. Make the handler a "
+            "`def`."
+        )
 
 
 class _Settlement:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tenure.job import DEAD
 from tenure.store import DeadGroup, Filter, QueueInfo, Rollup
 from tenure.stores.rows import event_from, job_from
@@ -24,7 +26,7 @@ class Reading(SqliteBase):
                 statement = f"{self._sql[part]} {self._sql['job_by_id']}"
                 row = db.execute(statement, {"id": id, "org": org}).fetchone()
                 if row is not None:
-                    return job_from(row)
+                    return _job(row)
         return None
 
     def find(self, where: Filter, *, before: str | None = None, limit: int = 100) -> list[Job]:
@@ -50,7 +52,7 @@ class Reading(SqliteBase):
                 rows += db.execute(statement, parameters).fetchall()
         # A job may move to history between the two reads: keep one row an id, the finished one.
         newest = {row[0]: row for row in rows}
-        return [job_from(newest[id]) for id in sorted(newest, reverse=True)[:limit]]
+        return [_job(newest[id]) for id in sorted(newest, reverse=True)[:limit]]
 
     def events(
         self,
@@ -105,3 +107,8 @@ class Reading(SqliteBase):
     def totals(self) -> dict[str, int]:
         with self.file.read() as db:
             return dict(db.execute(self._sql["totals"]).fetchall())
+
+
+def _job(row: tuple[Any, ...]) -> Job:
+    """The ids it ran after come as one JSON text."""
+    return job_from((*row[:-1], msgspec.json.decode(row[-1])))

@@ -1,0 +1,27 @@
+-- Takes 0001_initial back: every object of ours and all jobs with them. The schema goes too, unless
+-- somebody else has put something into it, or it is not ours to drop.
+
+DROP VIEW tenure.job_queue;
+
+DROP TABLE tenure.jobs, tenure.history, tenure.keys, tenure.events, tenure.rollups, tenure.steps,
+  tenure.edges, tenure.workers, tenure.queues, tenure.migrations;
+
+DROP SEQUENCE tenure.events_seq;
+
+DROP FUNCTION tenure.add_partitions, tenure.add_up, tenure.bucket, tenure.cancel, tenure.claim,
+  tenure.clock, tenure.count_down, tenure.discard, tenure.drop_partitions, tenure.end_runs,
+  tenure.enqueue, tenure.enqueue_jobs, tenure.finish, tenure.finish_completed, tenure.first_id,
+  tenure.lanes, tenure.leave, tenure.look_up, tenure.new_id, tenure.next_due, tenure.note,
+  tenure.pass_fence, tenure.pick, tenure.refuse_change, tenure.refuse_jobs, tenure.release,
+  tenure.replay, tenure.rescue, tenure.roll_up, tenure.save_step, tenure.settle,
+  tenure.settle_dependants, tenure.ulid, tenure.withdraw;
+
+DROP TYPE tenure.new_job, tenure.lane, tenure.ended, tenure.tally;
+
+DO $$
+BEGIN
+  DROP SCHEMA tenure;
+EXCEPTION
+  WHEN dependent_objects_still_exist OR insufficient_privilege THEN
+    RAISE NOTICE 'the schema stays: %', SQLERRM;
+END $$;

@@ -1,0 +1,178 @@
+"""Step 2 of the walk: store new jobs, on our own connection or on the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tenure.errors import JobError, StoreError
+from tenure.job import NewJob, Receipt, Terms
+from tenure.stores.postgres import callers
+from tenure.stores.postgres.base import PostgresBase, to_json
+from tenure.stores.postgres.database import to_uuid_text, to_uuids
+from tenure.stores.rows import refuse_circles
+
+
+def receipts_from(rows: Sequence[tuple[Any, ...]]) -> list[Receipt]:
+    """A row without an id says why the batch was refused."""
+    if rows and rows[0][0] is None:
+        raise JobError(rows[0][2])
+    return list(map(Receipt._make, rows))
+
+
+class Enqueueing(PostgresBase):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._queues: set[str] = set()  # names this process has seen committed
+        self._bound: tuple[Terms | None, dict[str, Any]] = (None, {})
+        self._fields: tuple[Terms | None, str] = (None, "")
+
+    def enqueue(
+        self, jobs: Sequence[NewJob], *, retry: bool = False, now_ms: int | None = None
+    ) -> list[Receipt]:
+        """The ids are ours, so a call whose reply was lost is repeated without doubling a job."""
+        if not jobs:
+            return []
+        first = jobs[0].terms
+        plain = not retry and all(
+            job.key is None and not job.after and job.terms is first for job in jobs
+        )
+        if plain:
+            self._know_queues(jobs)
+        try:
+            if plain and len(jobs) == 1:
+                receipts = [self._enqueue_one(jobs[0], now_ms)]
+            elif plain and all(job.at_ms is None for job in jobs):
+                receipts = self._enqueue_alike(jobs, now_ms)
+            else:
+                receipts = self._enqueue_any(jobs, retry, now_ms)
+        except StoreError as error:
+            if not error.unknown:
+                raise
+            receipts = self._enqueue_any(jobs, True, now_ms)
+        self._hint({job.terms.queue for job in jobs})
+        return receipts
+
+    def enqueue_on(self, connection: Any, jobs: Sequence[NewJob]) -> Any:
+        """On the caller's connection and in the caller's transaction, in one round trip. Receipts,
+        or an awaitable of them when the connection is an asynchronous one. The hint goes out when
+        the transaction has committed."""
+        self._know_queues(jobs)
+        return callers.enqueue_on(
+            connection,
+            self.database.sql("enqueue_jobs"),
+            self._parameters(jobs, False, None),
+            self.notices,
+            {job.terms.queue for job in jobs},
+        )
+
+    def _know_queues(self, jobs: Sequence[NewJob]) -> None:
+        """New names first and apart: in a long transaction of a caller's an uncommitted one would
+        make everybody wait who uses the name for the first time too."""
+        names = {job.terms.queue for job in jobs} - self._queues
+        for name in sorted(names):
+            self._rows("add_queue", {"queue": name, "now": self._now(None)})
+            self._queues.add(name)
+
+    def _enqueue_one(self, job: NewJob, now_ms: int | None) -> Receipt:
+        parameters = {
+            **self._bind(job.terms),
+            "id": to_uuid_text(job.id),
+            "payload": job.payload,
+            "delay_ms": job.delay_ms,
+            "at_ms": job.at_ms,
+            "now": self._now(now_ms),
+        }
+        self._rows("enqueue_job", parameters, repeatable=False)
+        return Receipt(job.id, False, "queued")
+
+    def _enqueue_alike(self, jobs: Sequence[NewJob], now_ms: int | None) -> list[Receipt]:
+        delays = [job.delay_ms for job in jobs]
+        parameters = {
+            **self._bind(jobs[0].terms),
+            "ids": to_uuids(job.id for job in jobs),
+            "delays": delays if any(delays) else None,
+            "payloads": f"[{','.join([job.payload for job in jobs])}]",
+            "now": self._now(now_ms),
+        }
+        self._rows("enqueue_plain", parameters, repeatable=False)
+        return [Receipt(job.id, False, "queued") for job in jobs]
+
+    def _enqueue_any(
+        self, jobs: Sequence[NewJob], again: bool, now_ms: int | None
+    ) -> list[Receipt]:
+        parameters = self._parameters(jobs, again, now_ms)
+        rows = self._rows("enqueue_jobs", parameters, repeatable=again)
+        return receipts_from(rows)
+
+    def _parameters(
+        self, jobs: Sequence[NewJob], again: bool, now_ms: int | None
+    ) -> dict[str, Any]:
+        refuse_circles([job for job in jobs if job.after])
+        return {
+            "jobs": self.jobs_text(jobs),
+            "again": again,
+            "audit": self.audit,
+            "now": self._now(now_ms),
+        }
+
+    def jobs_text(self, jobs: Sequence[NewJob]) -> str:
+        """The JSON that tenure.enqueue_jobs reads; payloads, JSON already, are spliced in."""
+        return f"[{','.join(map(self._job_text, jobs))}]"
+
+    def _job_text(self, job: NewJob) -> str:
+        parts = [f'"id":"{to_uuid_text(job.id)}","payload":{job.payload}', self._shared(job.terms)]
+        if job.at_ms is not None:
+            parts.append(f'"at_ms":{job.at_ms}')
+        elif job.delay_ms:
+            parts.append(f'"delay_ms":{job.delay_ms}')
+        if job.key is not None:
+            parts.append(f'"key":{to_json(job.key)}')
+        if job.after:
+            parts.append(f'"after":{to_json(list(map(to_uuid_text, job.after)))}')
+        return f"{{{','.join(parts)}}}"
+
+    def _shared(self, terms: Terms) -> str:
+        """The fields that jobs of the same terms share; those of the last terms are kept."""
+        last, text = self._fields
+        if last is not terms:
+            bound = self._bind(terms)
+            remark = bound["remark"]
+            fields = {
+                name: value
+                for name, value in bound.items()
+                if value is not None and name not in ("audit", "remark")
+            }
+            fields["key_ttl_ms"] = terms.key_ttl_ms
+            text = to_json(fields)[1:-1]
+            if remark is not None:
+                text = f'{text},"remark":{remark}'
+            self._fields = (terms, text)
+        return text
+
+    def _bind(self, terms: Terms) -> dict[str, Any]:
+        """The parameters that jobs of the same terms share. Those of the last terms are kept:
+        a program that enqueues one by one mostly repeats itself."""
+        last, bound = self._bound
+        if last is not terms:
+            bound = {
+                "type": terms.type,
+                "queue": terms.queue,
+                "priority": terms.priority,
+                "category": terms.category,
+                "max_attempts": terms.max_attempts,
+                "timeout_ms": terms.timeout_ms,
+                "org": terms.org,
+                "project": terms.project,
+                "actor_type": terms.actor.type,
+                "actor_id": terms.actor.id,
+                "request_id": terms.request_id or None,
+                "correlation_id": terms.correlation_id or None,
+                "traceparent": terms.traceparent,
+                "parent": None if terms.parent is None else to_uuid_text(terms.parent),
+                "after_failed": terms.after_failed,
+                "remark": terms.remark,
+                "audit": self.audit,
+            }
+            self._bound = (terms, bound)
+        return bound

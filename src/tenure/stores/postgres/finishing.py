@@ -1,0 +1,219 @@
+"""Step 7 of the walk: end runs behind the fence, with everything that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import msgspec
+import psycopg
+from psycopg.rows import tuple_row
+
+from tenure import outcome
+from tenure.job import NewJob
+from tenure.store import Accepted, AsyncSettlement, Settlement
+from tenure.stores.postgres.base import to_json
+from tenure.stores.postgres.database import to_uuid_text, to_uuids
+from tenure.stores.postgres.enqueue import Enqueueing
+from tenure.stores.rows import finish_row
+
+EDGES_PER_PASS = 1000
+FIRST_ID = "00000000-0000-0000-0000-000000000000"
+
+Call = tuple[str, dict[str, Any]]  # the name of a statement and its parameters
+
+
+class Finishing(Enqueueing):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._walked: tuple[str, str] | None = None  # where the walk over unmet edges stands
+
+    def finish(
+        self, worker: int, ended: Sequence[outcome.Ended], *, now_ms: int | None = None
+    ) -> list[Accepted]:
+        if not ended:
+            return []
+        name, parameters = self._finish_call(worker, ended, now_ms)
+        missed = self._rows(name, parameters)
+        verdicts: list[Accepted] = ["accepted"] * len(ended)
+        if missed:
+            repeated = self._rows("finish_repeated", _runs(worker, ended))
+            verdicts = _verdicts(ended, missed, repeated)
+        self._hint({job.terms.queue for end in ended for job in _children(end)})
+        return verdicts
+
+    def _finish_call(
+        self,
+        worker: int,
+        ended: Sequence[outcome.Ended],
+        now_ms: int | None,
+        *,
+        strict: bool = False,
+    ) -> Call:
+        """The statement that ends these runs. `strict`: follow-ups that cannot be stored are the
+        caller's error (JobError)."""
+        now = self._now(now_ms)
+        if all(isinstance(e.outcome, outcome.Completed) and not e.outcome.children for e in ended):
+            # The hot path. In id order, like every batch: two of them cannot wait in a circle.
+            ended = sorted(ended, key=_id)
+            results = [e.outcome.result for e in ended]  # type: ignore[union-attr]
+            return "finish_completed", _runs(worker, ended) | {
+                "durations": [end.duration_ms for end in ended],
+                "results": results if any(r is not None for r in results) else None,
+                "audit": self.audit,
+                "now": now,
+            }
+        return "finish", {
+            "worker": worker,
+            "rows": to_json([_row(end) for end in ended]),
+            "children": self._children_text(ended),
+            "strict": strict,
+            "audit": self.audit,
+            "now": now,
+        }
+
+    def _children_text(self, ended: Sequence[outcome.Ended]) -> str:
+        families = []
+        seen: set[str] = set()  # the same run twice in one batch: its first word counts
+        for end in ended:
+            children = _children(end)
+            if children and end.id not in seen:
+                families.append(
+                    f'{{"id":"{to_uuid_text(end.id)}","jobs":{self.jobs_text(children)}}}'
+                )
+            seen.add(end.id)
+        return f"[{','.join(families)}]"
+
+    def settle_dependants(self, *, now_ms: int | None = None) -> int:
+        if not self._rows("anything_waits", {}):
+            return 0
+        job, needs = self._walked or (FIRST_ID, FIRST_ID)
+        parameters = {"job": job, "needs": needs, "most": EDGES_PER_PASS, "now": self._now(now_ms)}
+        ((changed, job, needs),) = self._rows("settle_dependants", parameters)
+        self._walked = None if job is None else (to_uuid_text(job), to_uuid_text(needs))
+        return int(changed)
+
+    # -- what a running handler writes ----------------------------------------------------------
+    def steps(self, job_id: str) -> dict[str, str]:
+        return dict(self._rows("steps", {"job": to_uuid_text(job_id)}))
+
+    def save_step(
+        self, job_id: str, lease_no: int, name: str, result: str, *, now_ms: int | None = None
+    ) -> bool:
+        parameters = {
+            "job": to_uuid_text(job_id),
+            "lease_no": lease_no,
+            "name": name,
+            "result": result,
+            "now": self._now(now_ms),
+        }
+        ((saved,),) = self._rows("save_step", parameters)
+        return bool(saved)
+
+    def results(self, job_id: str) -> dict[str, tuple[str, Any]]:
+        rows = self._rows("results", {"job": to_uuid_text(job_id)})
+        return {
+            needs: (status, None if result is None else msgspec.json.decode(result))
+            for needs, status, result in rows
+        }
+
+    @contextmanager
+    def transaction(self, limit: float) -> Iterator[Settlement]:
+        with self.database.lend(limit) as connection:
+            settlement = _Settlement(self, connection)
+            yield settlement
+        self._hint(settlement.queues)
+
+    @asynccontextmanager
+    async def atransaction(self, limit: float) -> AsyncIterator[AsyncSettlement]:
+        async with self.database.alend(limit) as connection:
+            settlement = _AsyncSettlement(self, connection)
+            yield settlement
+        self._hint(settlement.queues)
+
+
+class _Settlement:
+    """The handler's own errors stay the driver's; those of the finish are told as ours."""
+
+    def __init__(self, store: Finishing, connection: Any) -> None:
+        self._store = store
+        self.connection = connection
+        self.queues: set[str] = set()
+
+    def finish(self, worker: int, end: outcome.Ended) -> Accepted:
+        try:
+            with self.connection.cursor(row_factory=tuple_row) as cursor:
+                cursor.execute(*self._call(worker, end))
+                if not cursor.fetchone():
+                    return "accepted"
+                cursor.execute(*self._asked_before(worker, end))
+                return "repeated" if cursor.fetchone() else "refused"
+        except psycopg.Error as error:
+            if error.sqlstate is None:  # late, or lost: told by whoever lent the connection
+                raise
+            self._store.database.refuse(error)
+
+    def _call(self, worker: int, end: outcome.Ended) -> Call:
+        self.queues = {job.terms.queue for job in _children(end)}
+        name, parameters = self._store._finish_call(worker, [end], None, strict=True)
+        return self._store.database.sql(name), parameters
+
+    def _asked_before(self, worker: int, end: outcome.Ended) -> Call:
+        return self._store.database.sql("finish_repeated"), _runs(worker, [end])
+
+
+class _AsyncSettlement(_Settlement):
+    async def finish(self, worker: int, end: outcome.Ended) -> Accepted:  # type: ignore[override]
+        try:
+            async with self.connection.cursor(row_factory=tuple_row) as cursor:
+                await cursor.execute(*self._call(worker, end))
+                if not await cursor.fetchone():
+                    return "accepted"
+                await cursor.execute(*self._asked_before(worker, end))
+                return "repeated" if await cursor.fetchone() else "refused"
+        except psycopg.Error as error:
+            if error.sqlstate is None:  # late, or lost: told by whoever lent the connection
+                raise
+            self._store.database.refuse(error)
+
+
+def _id(end: outcome.Ended) -> str:
+    return end.id
+
+
+def _children(end: outcome.Ended) -> tuple[NewJob, ...]:
+    return end.outcome.children if isinstance(end.outcome, outcome.Completed) else ()
+
+
+def _runs(worker: int, ended: Sequence[outcome.Ended]) -> dict[str, Any]:
+    return {
+        "worker": worker,
+        "ids": to_uuids(end.id for end in ended),
+        "lease_nos": [end.lease_no for end in ended],
+    }
+
+
+def _row(end: outcome.Ended) -> list[object]:
+    """A row of tenure.finish: the id as uuid, the result, JSON already, spliced in."""
+    row = list(finish_row(end))
+    row[0] = to_uuid_text(end.id)
+    if len(row) > 6 and row[6] is not None:
+        row[6] = msgspec.Raw(str(row[6]).encode())
+    return row
+
+
+def _verdicts(
+    ended: Sequence[outcome.Ended],
+    missed: Sequence[tuple[Any, ...]],
+    repeated: Sequence[tuple[Any, ...]],
+) -> list[Accepted]:
+    refused, before = set(missed), set(repeated)
+    verdicts: list[Accepted] = []
+    for end in ended:
+        run = (end.id, end.lease_no)
+        if run not in refused:
+            verdicts.append("accepted")
+        else:
+            verdicts.append("repeated" if run in before else "refused")
+    return verdicts

@@ -1,0 +1,97 @@
+"""What keeps a lease and what takes it away: workers, renewal, rescue."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from tenure.store import Renewal, Rescue, WorkerInfo
+from tenure.stores.postgres.base import to_json
+from tenure.stores.postgres.database import to_uuid_text, to_uuids
+from tenure.stores.postgres.finishing import Finishing
+
+
+class Leases(Finishing):
+    def register(self, worker: WorkerInfo) -> int:
+        values = worker._asdict() | {"meta": to_json(worker.meta), "now": self._now(None)}
+        ((number,),) = self._rows("register", values)
+        return int(number)
+
+    def progress(
+        self,
+        worker: int,
+        reports: Sequence[tuple[str, int, str]],
+        *,
+        now_ms: int | None = None,
+    ) -> list[bool]:
+        if not reports:
+            return []
+        latest = {(id, lease_no): text for id, lease_no, text in reports}
+        rows = ",".join(
+            f'{{"id":"{to_uuid_text(id)}","lease_no":{lease_no},"progress":{text}}}'
+            for (id, lease_no), text in sorted(latest.items())
+        )
+        parameters = {"worker": worker, "rows": f"[{rows}]", "now": self._now(now_ms)}
+        stored = set(self._rows("progress", parameters))
+        return [report[:2] in stored for report in reports]
+
+    def renew(self, worker: int, *, now_ms: int | None = None) -> Renewal | None:
+        rows = self._rows("renew", {"worker": worker, "now": self._now(now_ms)}, reserved=True)
+        if not rows:
+            return None
+        held = [row for row in rows if row[0] is not None]
+        return Renewal(
+            {id: lease_no for id, lease_no, _reason in held},
+            {id: reason for id, _lease_no, reason in held if reason is not None},
+        )
+
+    def cancel_requests(self, worker: int) -> dict[str, str]:
+        return dict(self._rows("cancel_requests", {"worker": worker}))
+
+    def workers(self) -> list[WorkerInfo]:
+        rows = self._rows("workers", {})
+        return [
+            WorkerInfo._make((*row[:12], msgspec.json.decode(row[12]), row[13])) for row in rows
+        ]
+
+    def rescue(
+        self,
+        worker: int,
+        beat: int,
+        *,
+        started: frozenset[str] | None,
+        limit: int,
+        reason: str,
+        patience: float | None = None,
+        now_ms: int | None = None,
+    ) -> Rescue | None:
+        not_after = None
+        if patience is not None:
+            # The server's own clock bounds the rest: however long our statement is on its way or
+            # waits there, it is too late after that.
+            asked = time.monotonic()
+            ((clock,),) = self._rows("clock", {})
+            if time.monotonic() - asked > patience:
+                return None
+            not_after = clock + int(patience * 1000)
+        parameters = {
+            "worker": worker,
+            "beat": beat,
+            "started": None if started is None else to_uuids(sorted(started)),
+            "limit": limit,
+            "reason": reason,
+            "not_after": not_after,
+            "audit": self.audit,
+            "now": self._now(now_ms),
+        }
+        rows = self._rows("rescue", parameters)
+        if not rows:
+            return None
+        if rows[0][0]:
+            self._hint([""])
+        return Rescue(*rows[0])
+
+    def retire(self, worker: int) -> None:
+        self._rows("retire", {"worker": worker, "now": self._now(None)})

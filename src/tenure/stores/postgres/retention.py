@@ -1,0 +1,76 @@
+"""Retention: what is past its time goes, whole days at once where nothing of them is kept, else in
+bounded batches; nothing failed goes before its own time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from tenure.errors import StoreBusy
+from tenure.store import Prune
+from tenure.stores.postgres.base import PostgresBase
+
+HOUR_MS = 3_600_000
+# Where finished jobs are kept for days, whole days go at once, by dropping their partition; only
+# what is still there a day after its time (in a partition of which something is kept) goes row by
+# row. A shorter time, and the terms a task has of its own, are kept to the row.
+DAY_SECONDS = 86_400.0
+FOLDS = (("minute", "hour", 24 * HOUR_MS), ("hour", "total", 90 * 24 * HOUR_MS))
+
+log = logging.getLogger("tenure.worker")
+
+
+class Retention(PostgresBase):
+    def prune(self, keep: Prune, *, now_ms: int | None = None) -> Mapping[str, int]:
+        """Several short transactions, so that nobody waits long behind a large clean-up."""
+        ((clock,),) = self._rows("clock", {})
+        now = self._now(now_ms) or clock
+        removed: dict[str, int] = {}
+        own_terms = sorted(keep.tasks)
+
+        def sweep(kind: str, statement: str, age: float = 0, **more: object) -> None:
+            before = now - int(age * 1000)
+            parameters = {"now": now, "before": before, "most": keep.batch, **more}
+            ((count,),) = self._rows(statement, parameters)
+            removed[kind] = removed.get(kind, 0) + int(count)
+
+        self._turn_partitions(keep, now, clock, own_terms)
+        whole_days = keep.completed >= 2 * DAY_SECONDS
+        usual = keep.completed + (DAY_SECONDS if whole_days else 0)
+        for (type_,) in self._rows("prune_types", {}):
+            mine = keep.tasks.get(type_)
+            age = usual if mine is None or mine.completed is None else mine.completed
+            sweep("finished", "prune_history", age, type=type_)
+        for type_, own in keep.tasks.items():
+            if own.completed_last is not None:
+                sweep("finished", "prune_history_last", type=type_, last=own.completed_last)
+            if own.dead_last is not None:
+                sweep("dead", "prune_dead_last", type=type_, last=own.dead_last)
+            age = keep.dead if own.dead is None else own.dead
+            sweep("dead", "prune_dead_type", age, type=type_)
+        sweep("dead", "prune_dead", keep.dead, types=own_terms)
+        sweep("steps", "prune_steps")
+        sweep("edges", "prune_edges")
+        sweep("events", "prune_events", keep.events)
+        sweep("keys", "prune_keys")
+        sweep("workers", "prune_workers", keep.workers)
+        for fine, coarse, age_ms in FOLDS:
+            before = (now - age_ms) // HOUR_MS * HOUR_MS
+            self._rows("fold_rollups", {"fine": fine, "coarse": coarse, "before": before})
+        return removed
+
+    def _turn_partitions(self, keep: Prune, now: int, clock: int, own_terms: list[str]) -> None:
+        """Days to come get their partitions, days that are over lose them. By the server's clock
+        for the first: that is where rows will go."""
+        try:
+            self._rows("add_partitions", {"now": clock})
+            self._rows(
+                "drop_partitions",
+                {
+                    "keep_history": now - int(keep.completed * 1000),
+                    "keep_events": now - int(keep.events * 1000),
+                    "types": own_terms,
+                },
+            )
+        except StoreBusy:
+            log.debug("partitions are left for the next pass: somebody holds a lock on them")

@@ -1,0 +1,168 @@
+"""Tenure's schema in a PostgreSQL database: applied when told to, never by itself.
+
+Each migration is one transaction with its stamp, under an advisory lock of that transaction, so
+several may run it at once, a killed run goes on where it stopped, and it works through a pooler.
+A migration's stamp says which is the oldest program that still works with it (a line
+`-- compatible from: 3` in its file; without one, only its own version): older workers run on
+while a fleet is upgraded.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import psycopg
+
+from tenure import sql
+from tenure.errors import SchemaError
+
+if TYPE_CHECKING:
+    from tenure.stores.postgres.database import Database
+
+SCHEMA_VERSION = 1
+MIGRATE_SECONDS = 600.0
+# A migration waits this long for a table's lock and then lets those pass that queue behind it.
+LOCK_SECONDS = 5.0
+PAUSE_SECONDS = 0.5
+
+
+def migrate(database: Database) -> list[str]:
+    """Bring the schema up to date; the names of what ran."""
+    deadline = time.monotonic() + MIGRATE_SECONDS
+    applied: list[str] = []
+    while True:
+        with database.connection(timeout=max(1.0, deadline - time.monotonic())) as connection:
+            try:
+                name = _apply_next(connection, database)
+            except psycopg.errors.LockNotAvailable:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(PAUSE_SECONDS)
+                continue
+        if name is None:
+            return applied
+        applied.append(name)
+
+
+def version(database: Database) -> int:
+    """The version of the tables; 0 when there are none."""
+    return _read(database)[0]
+
+
+def check(database: Database) -> None:
+    """Raise SchemaError unless this program works with the tables as they are."""
+    found, compatible_from = _read(database)
+    _refuse_newer(database, found, compatible_from)
+    if found == 0:
+        raise SchemaError(
+            f"{database.place} has no Tenure tables in schema {database.schema}: run "
+            "`tenure migrate` (or `tenure migrate --sql` and hand it to who may)"
+        )
+    if found < SCHEMA_VERSION:
+        raise SchemaError(
+            f"schema {database.schema} in {database.place} has version {found}; this Tenure needs "
+            f"{SCHEMA_VERSION}: run `tenure migrate`"
+        )
+
+
+def forward_sql(schema: str, since: int = 0) -> str:
+    """A script for a DBA: what `migrate` would run on a schema of version `since`."""
+    quoted = sql.with_schema("SCHEMA tenure", schema)
+    parts = []
+    for migration in sql.migrations("postgres"):
+        if migration.version > since:
+            parts += [
+                f"-- migration {migration.version:04d}_{migration.name}",
+                "BEGIN;",
+                f"SELECT pg_advisory_xact_lock({_lock_key(schema)});",
+                f"CREATE {quoted.replace('SCHEMA', 'SCHEMA IF NOT EXISTS')};",
+                sql.with_schema(migration.text, schema).strip(),
+                f"{_stamp(migration, schema)};",
+                "COMMIT;\n",
+            ]
+    return "\n".join(parts) or "-- up to date: nothing is pending\n"
+
+
+def reverse_sql(schema: str, to: int = 0) -> str:
+    """A script that takes every migration after version `to` back, newest first. Jobs in tables
+    that it drops are gone."""
+    parts = []
+    for migration in reversed(sql.reversals("postgres")):
+        if migration.version > to:
+            unstamp = f"DELETE FROM tenure.migrations WHERE version = {migration.version};"  # noqa: S608  ours
+            parts += [
+                f"-- take back {migration.version:04d}_{migration.name}",
+                "BEGIN;",
+                f"SELECT pg_advisory_xact_lock({_lock_key(schema)});",
+                sql.with_schema(unstamp, schema),
+                sql.with_schema(migration.text, schema).strip(),
+                "COMMIT;\n",
+            ]
+    return "\n".join(parts) or "-- nothing to take back\n"
+
+
+def _apply_next(connection: psycopg.Connection[Any], database: Database) -> str | None:
+    """Apply the first migration that is missing; None when there is none."""
+    schema = database.schema
+    with connection.transaction():
+        connection.execute(f"SELECT pg_advisory_xact_lock({_lock_key(schema)})")
+        found, compatible_from = _read_on(connection, schema)
+        _refuse_newer(database, found, compatible_from)
+        pending = [each for each in sql.migrations("postgres") if each.version > found]
+        if not pending:
+            return None
+        connection.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS:g}s'")
+        # Asked first: IF NOT EXISTS alone wants the right to create schemas in any case.
+        present = connection.execute("SELECT to_regnamespace(%s)", [_quoted(schema)]).fetchone()
+        if present is None or present[0] is None:
+            connection.execute(f"CREATE SCHEMA {_quoted(schema)}")
+        connection.execute(sql.with_schema(pending[0].text, schema))
+        connection.execute(_stamp(pending[0], schema))
+    return f"{pending[0].version:04d}_{pending[0].name}"
+
+
+def _read(database: Database) -> tuple[int, int]:
+    with database.connection() as connection:
+        return _read_on(connection, database.schema)
+
+
+def _read_on(connection: psycopg.Connection[Any], schema: str) -> tuple[int, int]:
+    """(version, oldest program that works with it); (0, 0) without tables."""
+    table = f"{_quoted(schema)}.migrations"
+    row = connection.execute("SELECT to_regclass(%s)", [table]).fetchone()
+    if row is None or row[0] is None:
+        return 0, 0
+    row = connection.execute(
+        f"SELECT coalesce(max(version), 0), coalesce(max(compatible_from), 0) FROM {table}"  # noqa: S608
+    ).fetchone()
+    return (row[0], row[1]) if row else (0, 0)
+
+
+def _refuse_newer(database: Database, found: int, compatible_from: int) -> None:
+    if compatible_from > SCHEMA_VERSION:
+        raise SchemaError(
+            f"schema {database.schema} in {database.place} has version {found} and needs a Tenure "
+            f"that knows version {compatible_from}; this one knows {SCHEMA_VERSION}. Upgrade "
+            "Tenure here."
+        )
+
+
+def _stamp(migration: sql.Migration, schema: str) -> str:
+    match = re.search(r"^-- compatible from: (\d+)", migration.text, re.MULTILINE)
+    compatible_from = int(match[1]) if match else migration.version
+    return sql.with_schema(
+        "INSERT INTO tenure.migrations (version, name, compatible_from) "  # noqa: S608  ours
+        f"VALUES ({migration.version}, '{migration.name}', {compatible_from})",
+        schema,
+    )
+
+
+def _lock_key(schema: str) -> int:
+    return crc32(f"tenure migrate {schema}".encode())
+
+
+def _quoted(schema: str) -> str:
+    return '"' + schema.replace('"', '""') + '"'

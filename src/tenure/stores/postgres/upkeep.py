@@ -1,0 +1,103 @@
+"""Whether the tables are kept in shape: dead rows, autovacuum, partitions by day."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tenure.store import Finding
+from tenure.stores.postgres.activity import span
+from tenure.stores.postgres.examining import Examination
+
+DEAD_TUPLES = 100_000
+# Autovacuum looks every minute: rows that died since its last round say nothing yet. So many that
+# not even a round of a minute ago explains them could not be removed by it.
+VACUUMED_SECONDS = 600.0
+UNREMOVED = 10
+OTHER_ROWS = 100_000
+RELOAD = "SELECT pg_reload_conf()"
+
+
+def vacuum(examination: Examination) -> list[Finding]:
+    findings = _switches(examination)
+    rows = examination.ask("dead_tuples", schema=examination.schema)
+    for table, live, dead, ago in rows:
+        late = ago is None or ago > VACUUMED_SECONDS
+        if dead > (DEAD_TUPLES if late else UNREMOVED * DEAD_TUPLES):
+            when = "never vacuumed" if ago is None else f"vacuumed {span(ago)} ago"
+            findings.append(
+                Finding(
+                    "vacuum",
+                    "warning",
+                    f"{table} has {dead:,} dead rows beside {live:,} live ones, {when}",
+                    f"VACUUM {examination.schema}.{table}; if they stay, something under "
+                    "`sessions` holds vacuum back; if they come again, lower autovacuum_naptime",
+                )
+            )
+    if findings:
+        return findings
+    dead = {table: number for table, _live, number, _ago in rows}
+    return [Finding("vacuum", "ok", f"jobs has {dead.get('jobs', 0):,} dead rows")]
+
+
+def _switches(examination: Examination) -> list[Finding]:
+    """Without autovacuum every queue slows down; the statistics are what it goes by."""
+    it = examination.server
+    findings = [
+        Finding(
+            "vacuum",
+            "problem",
+            f"{name} is off: dead rows are never cleaned up, and claims get slower by the hour",
+            f"ALTER SYSTEM SET {name} = on; {RELOAD}",
+        )
+        for name, value in (("autovacuum", it.autovacuum), ("track_counts", it.track_counts))
+        if value == "off"
+    ]
+    for (table,) in examination.ask("tables_without_autovacuum", schema=examination.schema):
+        findings.append(
+            Finding(
+                "vacuum",
+                "problem",
+                f"autovacuum is switched off for {table}",
+                f"ALTER TABLE {examination.schema}.{table} RESET (autovacuum_enabled)",
+            )
+        )
+    return findings
+
+
+def partitions(examination: Examination) -> list[Finding]:
+    """Rows without a partition of their day are safe, but go one by one when their time is up."""
+    schema, findings = examination.schema, []
+    missing = [name for (name,) in examination.ask("missing_partitions", schema=schema)]
+    if missing:
+        findings.append(
+            Finding(
+                "partitions",
+                "warning",
+                f"not there yet: {', '.join(missing)}",
+                "a running worker adds them within minutes; so does `tenure migrate`",
+            )
+        )
+    (counts,) = examination.ask("other_rows", most=OTHER_ROWS)
+    many = [
+        f"{table} ({OTHER_ROWS:,} or more)"
+        for table, number in zip(("history_other", "events_other"), counts, strict=True)
+        if number >= OTHER_ROWS
+    ]
+    if many:
+        findings.append(
+            Finding(
+                "partitions",
+                "warning",
+                f"many rows lie outside the partitions by day: {', '.join(many)}",
+                "they go in batches once their time is up; keep a worker running, so that each "
+                "day has its partition in time",
+            )
+        )
+    text = f"today's and tomorrow's are there; rows outside: {counts[0]:,} finished jobs, "
+    return findings or [Finding("partitions", "ok", f"{text}{counts[1]:,} events")]
+
+
+CHECKS: dict[str, Callable[[Examination], list[Finding]]] = {
+    "vacuum": vacuum,
+    "partitions": partitions,
+}

@@ -1,0 +1,351 @@
+"""Hints on PostgreSQL: LISTEN on a connection of its own, driven by whoever waits.
+
+A listening connection fails silently: a firewall forgets it, a pooler gives its server session to
+somebody else, and it hears nothing for days. So it is asked in regular intervals whether it still
+listens, and one that does not answer is given up. A pooler (it makes up the process number it tells
+its clients) must first prove itself with a notification sent through another connection of its;
+in transaction mode it does not arrive.
+
+Everything happens inside `wait`, without blocking: it opens, asks and reads as far as the sockets
+allow, so `interrupt` works at any moment and a server that is away delays nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import selectors
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+from tenure.errors import ConfigError
+
+try:
+    import psycopg
+except ImportError as error:
+    raise ConfigError(
+        'PostgreSQL needs a driver that is not installed: pip install "tenure[postgres]"'
+    ) from error
+
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import ExecStatus, PGconn, PollingStatus
+
+ANSWER_SECONDS = 5.0
+FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 30.0
+FAR = 3600.0
+POOLER = (
+    "a pooler (pgbouncer?) is in between and does not pass notifications on: set "
+    "TENURE_LISTEN_URL to the server itself"
+)
+
+
+class PostgresWakeup:
+    PROBE_SECONDS = 20.0
+
+    def __init__(
+        self, url: str, schema: str, *, enabled: bool = True, poll_seconds: float = 1.0
+    ) -> None:
+        self._url = url
+        self._channel = schema
+        self._enabled = enabled
+        self._poll_seconds = poll_seconds
+        self._addresses = _addresses(url) if enabled else []
+        self._attempts = 0
+        self._backoff = 0.0
+        self._waiting = threading.Lock()
+        self._closed = False
+        self._abandoned: list[Any] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._inbox, self._outbox = socket.socketpair()
+        self._inbox.setblocking(False)
+        self._outbox.setblocking(False)
+        self._session: _Session | None = None
+        self._echo: _Session | None = None  # a second client of a pooler, for its proof
+        self._up = False
+        self._reason = "it has not connected yet"
+        self._due = 0.0  # when the state we are in has lasted long enough
+
+    # -- the contract -------------------------------------------------------------------------
+    def wait(self, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        pause = 0.0
+        with self._waiting:
+            if self._process != os.getpid():
+                self._forget()
+            while not self._closed:
+                if self._sleep(pause):
+                    return False
+                if self._enabled and self._advance():
+                    return True
+                now = time.monotonic()
+                if now >= deadline:
+                    return False
+                pause = min(deadline - now, max(0.0, self._due - now) if self._enabled else FAR)
+        return False
+
+    def interrupt(self) -> None:
+        with suppress(OSError):  # one is pending already, or it is closed
+            self._outbox.send(b"x")
+
+    def healthy(self) -> bool:
+        return self._up
+
+    def describe(self) -> str:
+        if not self._enabled:
+            return "hints: off (TENURE_NOTIFY=0), polling"
+        if self._up:
+            return f"hints: LISTEN {self._channel}"
+        every = f"{self._poll_seconds:g} s"
+        return f"hints: down, polling every {every}, because {self._reason}"
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.interrupt()
+        with self._waiting:
+            self._drop()
+            self._reason = "it was closed"
+            self._inbox.close()
+            self._outbox.close()
+
+    # -- sleeping -----------------------------------------------------------------------------
+    def _sleep(self, seconds: float) -> bool:
+        """Until a socket has something for us or the time is up; True when interrupted."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._inbox, selectors.EVENT_READ)
+            sessions = [each for each in (self._session, self._echo) if each is not None]
+            for session in sessions:
+                selector.register(session.handle, session.events, session)
+            ready = {key.data for key, _ in selector.select(seconds)}
+        for session in sessions:
+            session.is_ready = session in ready
+        if None not in ready:
+            return False
+        with suppress(BlockingIOError):
+            while self._inbox.recv(4096):
+                pass
+        return True
+
+    # -- one step of whatever we are in -------------------------------------------------------
+    def _advance(self) -> bool:
+        """As far as it goes without waiting. True: look for jobs now."""
+        try:
+            if self._session is None:
+                if time.monotonic() >= self._due:
+                    self._open()
+                return False
+            for each in (self._session, self._echo):
+                if each is not None and each.is_ready:
+                    each.advance()
+            return self._progress(self._session)
+        except (psycopg.Error, OSError) as error:
+            self._go_down(str(error))
+            return False
+
+    def _open(self) -> None:
+        conninfo = self._conninfo()
+        self._attempts += 1
+        self._due = time.monotonic() + ANSWER_SECONDS
+        self._session = _Session(conninfo, f'LISTEN "{self._channel}"; SELECT pg_backend_pid()')
+
+    def _progress(self, session: _Session) -> bool:
+        hinted = session.heard()
+        answer = session.answer()
+        now = time.monotonic()
+        if self._up:
+            if answer is not None:
+                if answer != b"1":
+                    raise _Down("the session does not listen any more")
+                self._due = now + self.PROBE_SECONDS
+            elif now >= self._due:
+                self._probe(session, now)
+            return hinted
+        if self._echo is not None:
+            if hinted:
+                return self._go_up(now)
+            if now >= self._due:
+                raise _Down(POOLER)
+        elif answer is not None:
+            if answer == str(session.backend).encode():
+                return self._go_up(now)
+            self._due = now + ANSWER_SECONDS
+            proof = f"SELECT pg_notify('{self._channel}', '')"
+            self._echo = _Session(self._conninfo(), proof)
+        elif now >= self._due:
+            raise _Down(f"the server did not answer within {ANSWER_SECONDS:g} s")
+        return False
+
+    def _probe(self, session: _Session, now: float) -> None:
+        if session.asked:
+            raise _Down(f"the session did not answer within {ANSWER_SECONDS:g} s")
+        channel = f"'{self._channel}'"
+        session.ask(f"SELECT 1 FROM pg_listening_channels() c WHERE c = {channel}")  # noqa: S608
+        self._due = now + ANSWER_SECONDS
+
+    def _go_up(self, now: float) -> bool:
+        """Whatever was said while nobody listened is found by looking: True, once."""
+        if self._echo is not None:
+            self._echo.close()
+            self._echo = None
+        self._up = True
+        self._backoff = 0.0
+        self._due = now + self.PROBE_SECONDS
+        return True
+
+    def _go_down(self, reason: str) -> None:
+        self._drop()
+        self._reason = _first_line(reason, self._url)
+        self._backoff = min(max(self._backoff * 2, FIRST_BACKOFF), LONGEST_BACKOFF)
+        self._due = time.monotonic() + self._backoff * random.uniform(0.5, 1.0)
+
+    def _drop(self) -> None:
+        self._up = False
+        for session in (self._session, self._echo):
+            if session is not None:
+                session.close()
+        self._session = self._echo = None
+
+    def _forget(self) -> None:
+        """In a forked child: the parent's sockets are left alone, not closed."""
+        self._abandoned += [self._session, self._echo, self._inbox, self._outbox]
+        self._begin()
+
+    def _conninfo(self) -> bytes:
+        """One host at a time: the driver below has no time-out of its own to go on to the next."""
+        return self._addresses[self._attempts % len(self._addresses)]
+
+
+class _Down(psycopg.OperationalError):
+    """Why it does not listen."""
+
+
+class _Session:
+    """A connection that never blocks: opening, then one question at a time."""
+
+    def __init__(self, conninfo: bytes, question: str) -> None:
+        self._connection = PGconn.connect_start(conninfo)
+        if self._connection.socket < 0:
+            raise _Down(self._said())
+        self._question: str | None = question  # to be asked when it is open
+        self._rows: bytes | None = None
+        self.asked = False
+        self.is_ready = False
+        self.events = selectors.EVENT_WRITE
+
+    @property
+    def handle(self) -> int:
+        return int(self._connection.socket)
+
+    @property
+    def backend(self) -> int:
+        return int(self._connection.backend_pid)
+
+    def ask(self, question: str) -> None:
+        self._connection.send_query(question.encode())
+        self.asked = True
+        self._rows = None
+        self._flush()
+
+    def advance(self) -> None:
+        """Its socket is ready for what it waited for."""
+        if self._question is not None:
+            self._connect()
+            return
+        self._flush()
+        self._connection.consume_input()
+
+    def heard(self) -> bool:
+        """A notification has arrived since."""
+        found = False
+        if self._question is None:
+            self._connection.is_busy()  # parses what was read
+            while self._connection.notifies() is not None:
+                found = True
+        return found
+
+    def answer(self) -> bytes | None:
+        """The value of the last row of what was asked, b"" without rows; None: not yet, or
+        nothing was asked."""
+        while self.asked and not self._connection.is_busy():
+            result = self._connection.get_result()
+            if result is None:
+                self.asked = False
+                return self._rows or b""
+            if result.status == ExecStatus.FATAL_ERROR:
+                raise _Down(result.get_error_message())
+            if result.ntuples:
+                self._rows = result.get_value(result.ntuples - 1, 0)
+        return None
+
+    def close(self) -> None:
+        self._connection.finish()
+
+    def _connect(self) -> None:
+        status = self._connection.connect_poll()
+        if status == PollingStatus.FAILED:
+            raise _Down(self._said())
+        if status == PollingStatus.OK:
+            self._connection.nonblocking = 1
+            question, self._question = self._question, None
+            self.ask(question or "")
+        else:
+            reading = status == PollingStatus.READING
+            self.events = selectors.EVENT_READ if reading else selectors.EVENT_WRITE
+
+    def _flush(self) -> None:
+        self.events = selectors.EVENT_READ
+        if self._connection.flush():
+            self.events |= selectors.EVENT_WRITE
+
+    def _said(self) -> str:
+        return str(self._connection.get_error_message())
+
+
+def _addresses(url: str) -> list[bytes]:
+    """What to connect with, one for each host of the URL. TCP keepalive finds a peer that is gone
+    between two probes; a replica cannot listen, so only a primary will do."""
+    try:
+        given = dict(conninfo_to_dict(url))
+    except psycopg.Error:
+        raise ConfigError(
+            "the PostgreSQL URL for LISTEN cannot be read: write "
+            "postgresql://user:password@host:5432/name"
+        ) from None
+    wanted: dict[str, Any] = {
+        "fallback_application_name": "tenure listener",
+        "keepalives": 1,
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 10_000,
+    }
+    if "PGTARGETSESSIONATTRS" not in os.environ:
+        wanted["target_session_attrs"] = "read-write"
+    wanted |= given
+    hosts = str(wanted.get("host") or "").split(",")
+    numbers = str(wanted.get("hostaddr") or "").split(",")
+    ports = str(wanted.get("port") or "").split(",")
+    found = []
+    for index in range(max(len(hosts), len(numbers))):
+        one = {
+            "host": hosts[index] if index < len(hosts) else "",
+            "hostaddr": numbers[index] if index < len(numbers) else "",
+            "port": ports[index] if len(ports) > 1 else ports[0],
+        }
+        named = {name: value for name, value in one.items() if value}
+        rest = {name: value for name, value in wanted.items() if name not in one}
+        found.append(make_conninfo("", **rest, **named).encode())
+    return found
+
+
+def _first_line(reason: str, url: str) -> str:
+    password = conninfo_to_dict(url).get("password")
+    line = (reason.strip().splitlines() or ["the connection was lost"])[0]
+    return line.replace(str(password), "***") if password else line

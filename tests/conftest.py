@@ -1,0 +1,68 @@
+"""Servers as fixtures, started at first use, shared by a whole test process where they can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import servers
+from proxy import Proxy
+
+
+@pytest.fixture(scope="session")
+def postgres() -> servers.Databases:
+    """The shared server: databases on it are cheap, its life is not the test's to end."""
+    return servers.require(servers.shared)
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[servers.PostgresServer]:
+    """A server that this test may stop, pause and crash; its commits reach the disk."""
+    with servers.require(lambda: servers.PostgresServer(fsync=True)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres15() -> Iterator[servers.PostgresServer]:
+    """The oldest version of the matrix, where Debian's package is installed."""
+    with servers.require(lambda: servers.PostgresServer(major=15), optional=True) as server:
+        yield server
+
+
+@pytest.fixture
+def make_database(postgres: servers.Databases) -> Iterator[Callable[..., str]]:
+    """`make_database(migrated=True)`: the URL of a database of this test's own."""
+    made: list[str] = []
+
+    def make(**how: bool) -> str:
+        made.append(postgres.create_database(**how))
+        return postgres.url(made[-1])
+
+    yield make
+    for name in made:
+        postgres.drop_database(name)
+
+
+@pytest.fixture
+def database(make_database: Callable[..., str]) -> str:
+    """The URL of an empty database of this test's own."""
+    return make_database()
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(postgres: servers.Databases) -> Iterator[servers.Pgbouncer]:
+    """pgbouncer in transaction mode in front of the shared server."""
+    with servers.require(lambda: servers.Pgbouncer(postgres)) as bouncer:
+        yield bouncer
+
+
+@pytest.fixture
+def proxy(postgres: servers.Databases) -> Iterator[Proxy]:
+    """A network of this test's own between it and the shared server."""
+    with Proxy.before(postgres.url()) as network:
+        yield network
+
+
+def pytest_sessionfinish() -> None:
+    servers.close_shared()

@@ -1,0 +1,232 @@
+"""The plans of what runs all the time on PostgreSQL, on tables that have lived.
+
+100,000 jobs have passed, statistics are those of that life, nothing was vacuumed lately. The plans
+are the ones really used, inside the functions and with their generic parameters, as auto_explain
+reports them: which index each table is walked by, and how many rows that touched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import servers
+from contract.builders import FAILURE, new, put_many, terms, worker
+from tenure.ids import new_ids
+from tenure.job import NewJob
+from tenure.outcome import Completed, Dead, Ended, Retried
+from tenure.store import Filter
+from tenure.stores.postgres import PostgresStore
+
+CHURN = 100_000
+BATCH = 2_000
+TABLES = ("jobs", "history", "events")
+SETTINGS = (
+    "auto_explain.log_min_duration = 0",
+    "auto_explain.log_nested_statements = on",
+    "auto_explain.log_analyze = on",
+    "auto_explain.log_timing = off",
+    "auto_explain.log_format = json",
+    "client_min_messages = log",
+)
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[PostgresStore]:
+    server = servers.require(servers.shared)
+    name = server.create_database(migrated=True)
+    made = PostgresStore(server.url(name), notify=False)
+    try:
+        live(made)
+        yield made
+    finally:
+        made.close()
+        server.drop_database(name)
+
+
+def live(store: PostgresStore) -> None:
+    """Some retried, some dead, some waiting for tomorrow, most finished."""
+    no = worker(store)
+    lanes = [terms(priority=priority, org=org) for priority in (1, 5, 9) for org in ("a", "b")]
+    later = terms(queue="later")
+    store.enqueue([NewJob(id, later, "{}", 86_400_000) for id in new_ids(5000)])
+    for start in range(0, CHURN, BATCH):
+        ids = enumerate(new_ids(BATCH))
+        store.enqueue([NewJob(id, lanes[place % len(lanes)], "{}") for place, id in ids])
+        jobs = store.claim(no, [("default", BATCH)]).jobs
+        ends = [
+            Ended(job.id, job.lease_no, 1, Retried(3600, FAILURE) if n % 50 == 0 else Completed())
+            for n, job in enumerate(jobs)
+        ]
+        if start % 10_000 == 0:
+            ends[0] = Ended(jobs[0].id, jobs[0].lease_no, 1, Dead(FAILURE))
+        store.finish(no, ends)
+    store.database.run("ANALYZE")
+
+
+class Walk:
+    """The scans of one call: (table, index or kind of scan, rows it touched)."""
+
+    def __init__(self) -> None:
+        self.scans: list[tuple[str, str, float]] = []
+
+    def read(self, node: dict[str, Any]) -> None:
+        relation = node.get("Relation Name", "")
+        table = next((t for t in TABLES if relation == t or relation.startswith(f"{t}_")), None)
+        kind = node["Node Type"]
+        if kind.startswith("Bitmap Index"):
+            rows = node.get("Actual Rows", 0) * node.get("Actual Loops", 1)
+            self.scans.append((node["Index Name"], "bitmap", rows))
+        if table is not None and "Scan" in kind and node.get("Actual Loops", 1):
+            rows = node.get("Actual Rows", 0) + node.get("Rows Removed by Filter", 0)
+            rows += node.get("Rows Removed by Index Recheck", 0)
+            by = node.get("Index Name", kind)
+            self.scans.append((table, by, rows * node.get("Actual Loops", 1)))
+        for child in node.get("Plans", ()):
+            self.read(child)
+
+    def by(self, table: str) -> set[str]:
+        return {by for where, by, _rows in self.scans if where == table}
+
+    def rows(self, table: str) -> float:
+        return sum(rows for where, _by, rows in self.scans if where == table)
+
+
+@pytest.fixture
+def walk(store: PostgresStore) -> Callable[[Callable[[], Any]], Walk]:
+    """Run something often enough for generic plans, then once under observation."""
+
+    def observe(call: Callable[[], Any]) -> Walk:
+        for _ in range(7):
+            call()
+        found = Walk()
+
+        def notice(diagnostic: Any) -> None:
+            text = diagnostic.message_primary or ""
+            start = text.find("plan:")
+            if start >= 0:
+                found.read(json.loads(text[start + 5 :])["Plan"])
+
+        # Whichever connection the call takes: the only one of each pool.
+        connections = [*store.database._pool._idle, *store.database._reserved._idle]
+        for db in connections:
+            db.execute("LOAD 'auto_explain'")
+            for setting in SETTINGS:
+                db.execute(f"SET {setting}")
+            db.add_notice_handler(notice)
+        try:
+            call()
+        finally:
+            for db in connections:
+                db.remove_notice_handler(notice)
+                db.execute("RESET ALL")
+        assert found.scans, "nothing was observed"
+        return found
+
+    return observe
+
+
+Observe = Callable[[Callable[[], Any]], Walk]
+
+
+def test_a_claim_walks_its_lanes_and_nothing_else(store: PostgresStore, walk: Observe) -> None:
+    no = worker(store)
+    put_many(store, 2000)
+    seen = walk(lambda: store.claim(no, [("default", 100)]))
+    # By jobs_claim to find them, by the primary key to grant them. Dead rows at a lane's head may
+    # be walked once more, the 100,000 that have passed may not.
+    assert seen.by("jobs") <= {"jobs_claim", "jobs_pkey"}
+    assert seen.rows("jobs") < 1000
+
+
+def test_a_claim_that_finds_nothing_touches_next_to_nothing(
+    store: PostgresStore, walk: Observe
+) -> None:
+    no = worker(store)
+    seen = walk(lambda: store.claim(no, [("later", 100)]))
+    assert seen.by("jobs") == {"jobs_claim"}
+    assert seen.rows("jobs") < 10  # and not the 5,000 due tomorrow
+
+
+def test_the_next_due_time_is_one_step_a_lane(store: PostgresStore, walk: Observe) -> None:
+    seen = walk(lambda: store.next_due(["default", "later"]))
+    assert seen.by("jobs") == {"jobs_claim"}
+    assert seen.rows("jobs") < 30
+
+
+@pytest.mark.parametrize("outcome", [Completed(), Retried(3600, FAILURE), Dead(FAILURE)])
+def test_a_finish_looks_its_jobs_up_by_id(
+    store: PostgresStore, walk: Observe, outcome: Any
+) -> None:
+    """Not by jobs_held: that would cost a walk over everything the worker holds for each row."""
+    no = worker(store)
+    put_many(store, 1600)
+    jobs = store.claim(no, [("default", 1600)]).jobs
+    batches = [jobs[place : place + 100] for place in range(0, 1600, 100)]
+
+    def finish() -> None:
+        batch = batches.pop()
+        verdicts = store.finish(no, [Ended(j.id, j.lease_no, 1, outcome) for j in batch])
+        assert set(verdicts) == {"accepted"}
+
+    seen = walk(finish)
+    assert seen.by("jobs") == {"jobs_pkey"}
+    assert seen.rows("jobs") <= 800  # eight look-ups a job at most, none of them a walk
+
+
+def test_a_renewal_reads_what_the_worker_holds(store: PostgresStore, walk: Observe) -> None:
+    no = worker(store)
+    put_many(store, 50)
+    store.claim(no, [("default", 50)])
+    seen = walk(lambda: store.renew(no))
+    assert seen.by("jobs") == {"jobs_held"} or seen.by("jobs_held") == {"bitmap"}
+    assert seen.rows("jobs") < 200
+
+
+def test_progress_is_written_by_id(store: PostgresStore, walk: Observe) -> None:
+    no = worker(store)
+    put_many(store, 50)
+    jobs = store.claim(no, [("default", 50)]).jobs
+    reports = [(job.id, job.lease_no, '{"percent":5}') for job in jobs]
+    seen = walk(lambda: store.progress(no, reports))
+    assert seen.by("jobs") == {"jobs_pkey"}
+
+
+def test_one_job_is_looked_up_in_one_partition(store: PostgresStore, walk: Observe) -> None:
+    (done,) = store.find(Filter(status="completed"), limit=1)
+    seen = walk(lambda: store.get(done.id))
+    scans = [scan for scan in seen.scans if scan[0] == "history"]
+    assert len(scans) == 1
+    assert scans[0][1].endswith("_pkey")
+
+
+def test_the_events_of_a_job_are_found_by_its_id(store: PostgresStore, walk: Observe) -> None:
+    (done,) = store.find(Filter(status="completed"), limit=1)
+    seen = walk(lambda: store.events(job_id=done.id))
+    assert seen.rows("events") <= 3  # an empty partition may be looked at as it is
+    assert any("job_id" in by for by in seen.by("events")), seen.scans
+
+
+def test_a_page_of_events_reads_a_page(store: PostgresStore, walk: Observe) -> None:
+    seen = walk(lambda: store.events(after=150_000, limit=100))
+    assert seen.rows("events") <= 110 * len(seen.scans)
+    assert all("seq" in by for by in seen.by("events")), seen.scans
+
+
+def test_dead_jobs_are_listed_by_their_index(store: PostgresStore, walk: Observe) -> None:
+    seen = walk(lambda: store.find(Filter(status="dead_letter"), limit=10))
+    assert seen.by("jobs") == {"jobs_dead"}
+
+
+def test_a_page_of_finished_jobs_reads_a_page(store: PostgresStore, walk: Observe) -> None:
+    seen = walk(lambda: store.find(Filter(status="completed"), limit=10))
+    assert seen.rows("history") <= 100
+
+
+def test_a_key_is_looked_up(store: PostgresStore, walk: Observe) -> None:
+    seen = walk(lambda: store.enqueue([new(key="the same")]))
+    assert seen.by("jobs") <= {"jobs_pkey"}
+    assert all(by.endswith("_pkey") for by in seen.by("history"))

@@ -1,0 +1,286 @@
+"""The claim's memory on PostgreSQL: it starts where the last one ended, and nothing that appears
+before that place is overlooked for long.
+
+Each test first makes the store remember a place and lets two seconds of the store's clock pass,
+so that the place does not trail any more; then something appears before it. Sweeps are held off
+by hand: what a claim finds here it finds by itself, or a test asks for the sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+
+from contract.builders import (
+    FAILURE,
+    HOUR,
+    OPERATOR,
+    SECOND,
+    Clock,
+    claim,
+    claim_one,
+    finish,
+    new,
+    put,
+    put_many,
+    rescue,
+    started_job,
+    worker,
+)
+from tenure.outcome import Completed, Dead, Released, Retried, Snoozed
+from tenure.stores.postgres import PostgresStore
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def make_store(
+    make_database: Callable[..., str], clock: Clock
+) -> Iterator[Callable[[], PostgresStore]]:
+    url = make_database(migrated=True)
+    opened: list[PostgresStore] = []
+
+    def make() -> PostgresStore:
+        opened.append(PostgresStore(url, clock=clock, notify=False))
+        return opened[-1]
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+@pytest.fixture
+def store(make_store: Callable[[], PostgresStore]) -> PostgresStore:
+    return make_store()
+
+
+@pytest.fixture
+def no(store: PostgresStore, clock: Clock) -> int:
+    """A worker that has a place to remember, more than two seconds behind the clock."""
+    number = worker(store)
+    walk_on(store, number, clock)
+    return number
+
+
+def walk_on(store: PostgresStore, no: int, clock: Clock, **over: object) -> None:
+    put_many(store, 3, **over)
+    for job in claim(store, no, queue=str(over.get("queue", "default"))):
+        finish(store, no, job, Completed())
+    clock.advance(10 * SECOND)
+    claim(store, no, queue=str(over.get("queue", "default")))
+    forbid_sweeps(store)
+
+
+def forbid_sweeps(store: PostgresStore) -> None:
+    for memory in store._memory.values():
+        memory.swept, memory.cost = 1e12, 0.0
+
+
+def sweep(store: PostgresStore) -> None:
+    for memory in store._memory.values():
+        memory.swept = 0.0
+
+
+def late_row(store: PostgresStore, clock: Clock, **over: object) -> str:
+    """A job whose transaction commits half a minute after it was enqueued."""
+    now = clock()
+    id = new(**over)
+    store.enqueue([id], now_ms=now - 30 * SECOND)
+    return id.id
+
+
+def test_the_place_is_remembered_and_used(store: PostgresStore, no: int, clock: Clock) -> None:
+    """Without this the other tests would prove nothing."""
+    hidden = late_row(store, clock)
+    assert claim(store, no) == []
+    sweep(store)
+    assert [job.id for job in claim(store, no)] == [hidden]
+
+
+def test_a_late_commit_is_found_by_a_sweep_that_comes_by_itself(
+    store: PostgresStore, no: int, clock: Clock
+) -> None:
+    for memory in store._memory.values():
+        memory.swept = 0.0
+    claim(store, no)
+    hidden = late_row(store, clock)
+    assert claim(store, no) == []  # just swept
+    due = store.next_due(["default"])
+    assert due is not None and 0 < due <= 110  # never later than the next sweep
+    for memory in store._memory.values():
+        memory.swept -= 0.2
+    assert [job.id for job in claim(store, no)] == [hidden]
+
+
+def test_an_idle_queue_asks_for_no_sweep_after_a_sweep(store: PostgresStore, no: int) -> None:
+    sweep(store)
+    claim(store, no)
+    assert store.next_due(["default"]) is None
+
+
+def test_a_commit_within_two_seconds_needs_no_sweep(
+    store: PostgresStore, no: int, clock: Clock
+) -> None:
+    job = new()
+    store.enqueue([job], now_ms=clock() - 1500)
+    assert [found.id for found in claim(store, no)] == [job.id]
+
+
+@pytest.mark.parametrize("outcome", [Released("x"), Retried(0, FAILURE), Snoozed(0)])
+def test_what_goes_back_is_claimed_at_once(
+    store: PostgresStore, no: int, clock: Clock, outcome: object
+) -> None:
+    job = started_job(store, no)
+    clock.advance(HOUR)
+    walk_on(store, no, clock)
+    finish(store, no, job, outcome)  # type: ignore[arg-type]
+    assert [found.id for found in claim(store, no)] == [job.id]
+
+
+def test_rescued_jobs_are_claimed_at_once(
+    store: PostgresStore, make_store: Callable[[], PostgresStore], no: int, clock: Clock
+) -> None:
+    other = make_store()
+    dying = worker(other)
+    job = started_job(other, dying)
+    clock.advance(HOUR)
+    walk_on(store, no, clock)
+    rescue(other, dying)
+    assert [found.id for found in claim(store, no)] == [job.id]
+
+
+def test_a_replayed_job_is_claimed_at_once(store: PostgresStore, no: int, clock: Clock) -> None:
+    job = started_job(store, no)
+    finish(store, no, job, Dead(FAILURE))
+    clock.advance(HOUR)
+    walk_on(store, no, clock)
+    store.replay([job.id], actor=OPERATOR)
+    assert [found.id for found in claim(store, no)] == [job.id]
+
+
+def test_a_met_dependency_is_claimed_at_once(store: PostgresStore, no: int, clock: Clock) -> None:
+    need = started_job(store, no)
+    waiting = put(store, after=(need.id,))
+    clock.advance(HOUR)
+    walk_on(store, no, clock)
+    finish(store, no, need, Completed())
+    assert [found.id for found in claim(store, no)] == [waiting]
+
+
+def test_a_job_dated_in_the_past_is_claimed_at_once(
+    store: PostgresStore, no: int, clock: Clock
+) -> None:
+    id = put(store, at_ms=clock() - HOUR)
+    assert [found.id for found in claim(store, no)] == [id]
+
+
+@pytest.mark.parametrize(
+    "over", [{"priority": 1}, {"priority": 9}, {"org": "acme"}, {"org": "zoo"}]
+)
+def test_a_new_lane_is_seen_at_once_however_old_its_rows(
+    store: PostgresStore, no: int, clock: Clock, over: dict[str, object]
+) -> None:
+    hidden = late_row(store, clock, **over)
+    assert [found.id for found in claim(store, no)] == [hidden]
+
+
+def test_the_more_urgent_of_two_lanes_comes_first(
+    store: PostgresStore, no: int, clock: Clock
+) -> None:
+    walk_on(store, no, clock, priority=1)
+    late = put(store, priority=5)
+    soon = put(store, priority=1)
+    assert claim_one(store, no).id == soon
+    assert claim_one(store, no).id == late
+
+
+def test_a_pause_leaves_the_place_where_it_was(store: PostgresStore, no: int, clock: Clock) -> None:
+    waiting = put_many(store, 3)
+    store.pause("default", actor=OPERATOR, reason="x")
+    clock.advance(HOUR)
+    assert claim(store, no) == []
+    clock.advance(HOUR)
+    assert claim(store, no) == []
+    store.resume("default", actor=OPERATOR)
+    assert [job.id for job in claim(store, no)] == waiting
+
+
+def test_a_limit_leaves_the_rest_claimable(store: PostgresStore, no: int, clock: Clock) -> None:
+    waiting = put_many(store, 10)
+    got = []
+    for _ in range(10):
+        clock.advance(HOUR)
+        got += [job.id for job in claim(store, no, 1)]
+    assert got == waiting
+
+
+def test_unknown_types_come_back_when_they_are_due(
+    store: PostgresStore, no: int, clock: Clock
+) -> None:
+    strange, known = put(store, type="strange"), put(store)
+    types = frozenset({"noop"})
+    assert [job.id for job in claim(store, no, types=types)] == [known]
+    clock.advance(HOUR)
+    later = put(store)
+    assert [job.id for job in claim(store, no, types=types)] == [later]
+    clock.advance(HOUR)
+    assert [job.id for job in claim(store, no)] == [strange]
+
+
+def test_what_another_claim_locked_and_let_go_is_found_by_a_sweep(
+    store: PostgresStore, no: int, clock: Clock
+) -> None:
+    """The other one dies in the middle: its rows were passed over and are before our place."""
+    first, *rest = put_many(store, 3)
+    with psycopg.connect(store.database.url) as stranger:
+        stranger.execute(
+            "SELECT 1 FROM tenure.jobs WHERE tenure.ulid(id) = %s FOR UPDATE", (first,)
+        )
+        assert [job.id for job in claim(store, no)] == rest
+        stranger.rollback()
+    clock.advance(HOUR)
+    assert claim(store, no) == []
+    sweep(store)
+    assert [job.id for job in claim(store, no)] == [first]
+
+
+def test_several_workers_take_each_job_once_and_all(
+    make_store: Callable[[], PostgresStore], store: PostgresStore, clock: Clock
+) -> None:
+    others = [make_store() for _ in range(4)]
+    numbers = [worker(each) for each in others]
+    wanted, got = [], []
+    for turn in range(20):
+        wanted += put_many(store, 25, org=f"org-{turn % 3}", priority=1 + turn % 4)
+        clock.advance(SECOND * (turn % 4))
+        for each, number in zip(others, numbers, strict=True):
+            got += [job.id for job in claim(each, number, 7)]
+    while some := [job.id for e, n in zip(others, numbers, strict=True) for job in claim(e, n, 9)]:
+        got += some
+    assert sorted(got) == sorted(wanted)
+
+
+def test_more_lanes_than_one_walk_takes(store: PostgresStore, no: int) -> None:
+    """A walk is bounded; the next goes on where it was cut, and says that there is more."""
+    with psycopg.connect(store.database.url, autocommit=True) as db:
+        db.execute(
+            """INSERT INTO tenure.jobs (id, type, status, queue, priority, org, ready_at,
+                 scheduled_at, created_at, updated_at, timeout_ms, max_attempts, category,
+                 actor_type, actor_id, payload)
+               SELECT tenure.new_id(1), 'noop', 'queued', 'default', 5,
+                      'org-' || lpad(n::text, 6, '0'), %(later)s, 1, 1, 1, 1, 1, 'default',
+                      'system', 'x', '{}'
+                 FROM generate_series(1, 5000) n""",
+            {"later": 2**60},
+        )
+    last = put(store, org="zoo")
+    sweep(store)
+    first = store.claim(no, [("default", 10)])
+    assert (first.jobs, first.more) == ([], True)
+    second = store.claim(no, [("default", 10)])
+    assert ([job.id for job in second.jobs], second.more) == ([last], False)
