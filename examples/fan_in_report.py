@@ -5,12 +5,14 @@ python examples/fan_in_report.py
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
 import tenure
 
-app = tenure.App(f"sqlite:///{Path(tempfile.mkdtemp()) / 'report.db'}")
+URL = os.environ.get("TENURE_URL") or f"sqlite:///{Path(tempfile.mkdtemp()) / 'report.db'}"
+app = tenure.App(URL)
 
 
 @app.task(queue="planning")
@@ -32,6 +34,7 @@ def report(ctx: tenure.Context, title: str, chapters: list[str]) -> str:
 
 
 def main() -> None:
+    app.migrate()
     receipt = report.enqueue("A short book", ["one two three", "four five", "six"])
     app.run_worker(drain=True)
     print(app.result(app.result(receipt.id)))

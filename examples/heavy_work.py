@@ -32,6 +32,7 @@ def primes(below: int) -> dict[str, int]:
 
 
 def main() -> None:
+    app.migrate()
     here = Path(__file__)
     receipts = [primes.enqueue(below) for below in (100, 10_000, 1_000_000)]
     command = [sys.executable, "-m", "tenure", "-A", f"{here.stem}:app", "worker", "--drain"]

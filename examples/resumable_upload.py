@@ -8,13 +8,14 @@ from the store instead of being computed again.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
 import tenure
 
 DIRECTORY = Path(tempfile.mkdtemp())
-app = tenure.App(f"sqlite:///{DIRECTORY / 'uploads.db'}")
+app = tenure.App(os.environ.get("TENURE_URL") or f"sqlite:///{DIRECTORY / 'uploads.db'}")
 calls: list[str] = []
 
 
@@ -42,6 +43,7 @@ def upload(ctx: tenure.Context, path: str) -> int:
 
 
 def main() -> None:
+    app.migrate()
     file = DIRECTORY / "data.txt"
     file.write_text("twelve bytes")
     receipt = upload.enqueue(str(file))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -83,3 +85,33 @@ def test_a_handler_holds_the_gil_for_three_leases(workshop: Callable[..., Worksh
 
     nothing_was_taken(shop, ids)
     assert [worker.stop()["rescued"] for worker in workers] == [0, 0]
+
+
+def test_one_connection_that_hangs_costs_no_lease(
+    tmp_path: Path, own_postgres: PostgresServer
+) -> None:
+    """The renewals of one worker are not answered, though the server is well: a backend that
+    hangs, a firewall that forgot one connection. It must not wait for that one for ever."""
+    url = own_postgres.url(own_postgres.create_database(migrated=True))
+    shop = Workshop(tmp_path, PostgresPlace(url), LONG)
+    try:
+        workers = [shop.worker(concurrency=4) for _ in range(2)]
+        ids = [r.id for r in shop.app.enqueue_many([shop.jobs.long.job(n) for n in range(8)])]
+        shop.wait_said("start", times=8)
+        renewing = "SELECT min(pid) FROM pg_stat_activity WHERE query LIKE '%SET beat = beat + 1%'"
+        pid = eventually(
+            lambda: shop.sql(f"{renewing} AND pid <> pg_backend_pid()")[0][0], what="a renewal"
+        )
+
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(2 * LEASE)  # the length of the hang is the test
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        shop.touch("go")
+        shop.wait_for("completed", 8)
+
+        nothing_was_taken(shop, ids)
+        assert [worker.stop()["rescued"] for worker in workers] == [0, 0]
+    finally:
+        shop.close()

@@ -434,28 +434,19 @@ def test_a_database_without_tables(
 
 
 def test_another_database_with_tables_of_its_own(
-    app: tenure.App, work: Work, url: str, open_caller: Open, kind: Any
+    app: tenure.App, work: Work, make_database: Callable[..., str], open_caller: Open, kind: Any
 ) -> None:
-    """The statement asks first, in the same round trip; elsewhere the function is not called."""
-    from tenure.stores.postgres import PostgresStore, callers
-
-    store = app.store
-    assert isinstance(store, PostgresStore)
-    statement = store.database.sql("enqueue_jobs").rstrip(";") + " WHERE %(home)s = ("
-    statement += "SELECT current_database()::text FROM tenure.migrations WHERE version = 1)"
-    caller = open_caller(kind)
-
-    def enqueue(home: str) -> list[tenure.Receipt]:
-        parameters = store._parameters([work.job(1)], False, None) | {"home": home}
-        found = callers.enqueue_on(caller.conn, statement, parameters, store.notices, ["default"])
-        return caller.run(found) if isinstance(caller, AsyncCaller) else found
-
+    """The statement asks first, in the same round trip: nothing is stored there, no worker of
+    this app would ever see it."""
+    elsewhere = make_database(migrated=True)
+    caller = open_caller(kind, elsewhere)
     caller.begin()
     with pytest.raises(tenure.ConfigError, match="open on another database than this app's"):
-        enqueue("elsewhere")
-    (receipt,) = enqueue(url.rpartition("/")[2])
+        caller.enqueue(work, 1)
     caller.commit()
-    assert [job.id for job in app.find()] == [receipt.id]
+    other = tenure.App(elsewhere)
+    assert list(other.find()) == list(app.find()) == []
+    other.close()
 
 
 def test_a_connection_that_was_lost(

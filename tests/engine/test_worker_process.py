@@ -7,11 +7,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 import tenure
 from crash.harness import Workshop, environment, eventually
+from places import PostgresPlace, only
+from tenure.store import Prune
 
 WORK = """
     @app.task
@@ -197,3 +200,77 @@ def test_a_child_that_dies_at_once_is_not_restarted_in_a_hurry(
     (shop.folder / "broken").unlink()
 
     assert shop.app.result(shop.jobs.quick.enqueue(1).id, timeout=20) == 1
+
+
+# -- what a server asks of a worker ---------------------------------------------------------------
+
+NO_TABLES = """
+import tenure
+
+app = tenure.App({url!r})
+
+
+@app.task
+def work() -> None: ...
+"""
+
+
+def test_a_worker_without_tables_says_what_to_do_and_makes_none(
+    tmp_path: Path, database: str
+) -> None:
+    (tmp_path / "empty.py").write_text(NO_TABLES.format(url=database))
+    command = [sys.executable, "-c", "from tenure.app import run_fleet; run_fleet('empty:app')"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    app = tenure.App(database)
+    with pytest.raises(tenure.SchemaError, match="run `tenure migrate`"):
+        app.run_worker(drain=True)
+    with pytest.raises(tenure.SchemaError, match="run `tenure migrate`"), app.worker():
+        pass
+    app.close()
+
+    assert done.returncode != 0
+    assert "SchemaError" in done.stderr.splitlines()[-1]
+    assert "run `tenure migrate`" in done.stderr
+    assert not PostgresPlace(database).exists()
+
+
+@only("postgres", "a file has no roles")
+def test_a_role_that_may_not_change_tables_can_work(
+    workshop: Callable[..., Workshop], place: PostgresPlace
+) -> None:
+    from tenure.stores.postgres import PostgresStore
+    from tenure.stores.postgres.grants import grant
+
+    address = urlsplit(place.url)
+    role = f"worker_{address.path[1:]}"
+    server = address.netloc.rpartition("@")[2]
+    owner = PostgresStore(place.url)
+    place.sql(f"CREATE ROLE {role} LOGIN")
+    try:
+        grant(owner.database, role)
+        place.url = address._replace(netloc=f"{role}@{server}").geturl()
+        shop = workshop(WORK)
+        with pytest.raises(Exception, match="permission denied"):
+            shop.sql("CREATE TABLE tenure.mine (n integer)")
+        shop.app.enqueue_many([shop.jobs.hold.job(n) for n in range(3)])
+        first = shop.worker(concurrency=5)
+        shop.wait_said("start", times=3)
+        first.kill()
+        second = shop.worker(concurrency=5)  # rescues, claims, finishes
+        shop.touch("go")
+        shop.wait_for("completed", 3)
+        rescued = len(shop.events("job.rescued"))
+        shop.app.store.prune(Prune(completed=0, dead=0, events=0))
+        second.stop()
+        shop.close()
+
+        assert rescued == 3
+        assert "ermission" not in second.log
+    finally:
+        owner.close()
+        place.url = address.geturl()
+        place.sql(f"DROP OWNED BY {role}")
+        place.sql(f"DROP ROLE {role}")

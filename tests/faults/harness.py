@@ -13,13 +13,15 @@ import textwrap
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 
+import crash.harness
 import tenure
 from crash.harness import PREAMBLE, Worker, eventually, load_module
 from servers import PostgresServer
@@ -79,6 +81,22 @@ async def long(ctx: tenure.Context, n: int, word: str) -> int:
 
 # How often a handler of this type starts when nothing goes wrong with its own database calls.
 STARTS = {"quick": 1, "threaded": 1, "follow_up": 1, "long": 1, "flaky": 2}
+
+
+class Prompt(Worker):
+    """A worker whose listener is probed every half second instead of every twenty."""
+
+    PROBE_SECONDS, ANSWER_SECONDS = 0.5, 0.5
+
+    def __init__(self, *arguments: Any) -> None:
+        shorter = (
+            "from tenure.wakeups import postgres\n"
+            f"postgres.PostgresWakeup.PROBE_SECONDS = {self.PROBE_SECONDS}\n"
+            f"postgres.ANSWER_SECONDS = {self.ANSWER_SECONDS}\n"
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(crash.harness, "START", shorter + crash.harness.START)
+            super().__init__(*arguments)
 
 
 class Producer(threading.Thread):
@@ -154,6 +172,7 @@ class Fleet:
         self.word = f"canary{secrets.token_hex(6)}"  # in every payload; in no log
         self.workers: list[Worker] = []
         self.producers: list[Producer] = []
+        self.promised: list[str] = []  # ids that the test itself got receipts for
         self.resumed: list[float] = []  # seconds, one for each worker
         self._numbers = itertools.count(1)
         self._log_began = len(server.log)
@@ -174,18 +193,23 @@ class Fleet:
     def arguments(self) -> dict[str, Any]:
         return {"n": next(self._numbers), "word": self.word}
 
+    def new_key(self) -> str:
+        return f"key:{next(self._numbers)}"
+
     def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         with closing(psycopg.connect(self.direct, autocommit=True)) as connection:
             cursor = connection.execute(statement, parameters or None)
             return cursor.fetchall() if cursor.description else []
 
     # -- before -----------------------------------------------------------------------------------
-    def start(self, workers: int = 2, producers: int = 1) -> None:
+    def start(
+        self, workers: int = 2, producers: int = 1, worker: Callable[..., Worker] = Worker
+    ) -> None:
         """Workers with jobs that run through the fault, and more coming in all the time."""
         for number in range(1, workers + 1):
             queues = f"default,own-{number}"
             options = {"queues": queues, "concurrency": CONCURRENCY}
-            self.workers.append(Worker(self.folder, number, options, 0.0))
+            self.workers.append(worker(self.folder, number, options, 0.0))
         for number in range(1, workers + 1):
             task = self.jobs.long.options(queue=f"own-{number}")
             self.app.enqueue_many([task.job(**self.arguments()) for _ in range(LONG_EACH)])
@@ -194,7 +218,8 @@ class Fleet:
         self.producers = [Producer(self) for _ in range(producers)]
         for producer in self.producers:
             producer.start()
-        eventually(lambda: self.completed() >= 5, within=20, what="the first jobs done")
+        if producers:
+            eventually(lambda: self.completed() >= 5, within=20, what="the first jobs done")
 
     def _all_long_run(self) -> bool:
         for worker in self.workers:
@@ -216,6 +241,19 @@ class Fleet:
         goal = self.completed() + count
         eventually(lambda: self.completed() >= goal, within=within, what=f"{count} more jobs done")
 
+    def pick_up(self) -> float:
+        """Seconds from a new job's commit to its start."""
+        id = self.observer.enqueue("quick", self.arguments()).id
+        self.promised.append(id)
+        eventually(lambda: self.is_done(id), within=90, what="the job done")
+        ((waited,),) = self.sql(
+            "SELECT s.at - e.at FROM tenure.events e JOIN tenure.events s USING (job_id)"
+            " WHERE e.kind = 'job.enqueued' AND s.kind = 'job.started'"
+            " AND tenure.ulid(e.job_id) = %s",
+            id,
+        )
+        return float(waited) / 1000
+
     # -- after ------------------------------------------------------------------------------------
     def healed(self) -> None:
         """From this call on, each worker has ten seconds to do something new."""
@@ -227,7 +265,7 @@ class Fleet:
         }
         took: dict[int, float] = {}
         while waiting and time.monotonic() - began < 4 * RESUME_WITHIN:
-            for id in [id for id in waiting if self._done(id)]:
+            for id in [id for id in waiting if self.is_done(id)]:
                 took[waiting.pop(id)] = time.monotonic() - began
             time.sleep(0.02)
         assert not waiting, f"nothing new after {4 * RESUME_WITHIN:g} s\n{self.logs()}"
@@ -241,7 +279,7 @@ class Fleet:
             what="the program enqueueing again",
         )
 
-    def _done(self, id: str) -> bool:
+    def is_done(self, id: str) -> bool:
         job = self.observer.get(id)
         return job is not None and job.status == "completed"
 
@@ -264,11 +302,12 @@ class Fleet:
     def _nothing_left(self) -> bool:
         return not self.sql("SELECT 1 FROM tenure.jobs LIMIT 1")
 
-    def check(self, *, charged_steps: bool = True) -> None:
-        """The books."""
+    def check(self) -> list[dict[str, Any]]:
+        """The books; what the workers say they have done, when they were told to leave."""
         self.settle()
         self.alive()
         acknowledged = {id for producer in self.producers for id in producer.acknowledged}
+        acknowledged |= set(self.promised)
         raised = sum((producer.raised for producer in self.producers), Counter[str]())
         rows = self.sql(
             "SELECT tenure.ulid(id), type, status, lease_no, crashes, payload ->> 'n',"
@@ -290,8 +329,7 @@ class Fleet:
             f"  {len(rows)} jobs, {len(acknowledged)} acknowledged, enqueues that raised:"
             f" {dict(raised)}; events {dict(self._kinds())}"
         )
-        for worker in self.workers:
-            worker.stop()
+        return [worker.stop() for worker in self.workers]
 
     def _check_effects(self, flows: list[str], parents: list[str]) -> None:
         effects = Counter(row[0] for row in self.sql("SELECT job FROM effects"))

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,16 +24,30 @@ EXPECTED = {
     "fan_in_report": ["A short book: 6 words in 3 chapters"],
     "heavy_work": ["primes: [25, 1229, 78498]", "processes: 3"],
 }
+# The same programs on PostgreSQL, where TENURE_URL says so; this one on nothing else.
+ON_POSTGRES = {
+    **{name: said for name, said in EXPECTED.items() if name != "order_flow"},
+    "postgres_orders": EXPECTED["order_flow"],
+}
 
 
 def test_every_example_is_tested() -> None:
     there = {path.stem for path in (ROOT / "examples").glob("*.py")}
-    assert there == {*EXPECTED, "flask_app", "fastapi_app"}
+    assert there == {*EXPECTED, *ON_POSTGRES, "flask_app", "fastapi_app"}
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_an_example_runs_and_says_what_it_should(name: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(tmp_path)}
+    runs(name, tmp_path, EXPECTED[name])
+
+
+@pytest.mark.parametrize("name", ON_POSTGRES)
+def test_an_example_does_the_same_on_postgres(name: str, tmp_path: Path, database: str) -> None:
+    runs(name, tmp_path, ON_POSTGRES[name], TENURE_URL=database)
+
+
+def runs(name: str, tmp_path: Path, expected: list[str], **more: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(tmp_path), **more}
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / f"{name}.py")],
         cwd=tmp_path,
@@ -43,14 +58,24 @@ def test_an_example_runs_and_says_what_it_should(name: str, tmp_path: Path) -> N
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    for line in EXPECTED[name]:
+    for line in expected:
         assert line in done.stdout
 
 
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TENURE_URL", f"sqlite:///{tmp_path / 'web.db'}")
+@pytest.fixture(params=["sqlite", "postgres"])
+def example(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[None]:
+    url = f"sqlite:///{tmp_path / 'web.db'}"
+    if request.param == "postgres":
+        url = request.getfixturevalue("make_database")(migrated=True)
+    monkeypatch.setenv("TENURE_URL", url)
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    yield
+    for name in ("flask_app", "fastapi_app"):  # each time anew, on the database of its test
+        module = sys.modules.pop(name, None)
+        if module is not None:
+            module.jobs.close()
 
 
 @pytest.mark.usefixtures("example")
@@ -69,7 +94,6 @@ def test_the_flask_example_enqueues_once_per_user() -> None:
         "result": "welcomed a@b.c",
     }
     assert client.get("/jobs/01ARZ3NDEKTSV4RRFFQ69G5FAV").status_code == 404
-    flask_app.jobs.close()
 
 
 @pytest.mark.usefixtures("example")

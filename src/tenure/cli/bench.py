@@ -190,11 +190,11 @@ class Measured:
 
         self._line.show(f"{label} …")
         with self._place.fresh() as settings:
-            app.close()
-            app.settings = replace(settings, **other)
+            site = Site(app, replace(settings, **other), self._place, tell, self._args.quick)
+            site.use()
             try:
                 app.migrate()
-                yield Site(app, self._place, tell, self._args.quick)
+                yield site
             finally:
                 app.close()
 

@@ -19,6 +19,7 @@ from tenure.errors import StoreUnavailable
 if TYPE_CHECKING:
     from tenure.app import App
     from tenure.cli.bench_place import Completions, Place, Tell
+    from tenure.config import Settings
 
 COLD_APP = """
 import tenure
@@ -38,9 +39,15 @@ class Site(NamedTuple):
     """Where a section runs: an app on a fresh database of the benchmark's own."""
 
     app: App
+    settings: Settings
     place: Place
     tell: Tell
     quick: bool
+
+    def use(self) -> None:
+        """Point the app at this database: its tasks are the same in all of them."""
+        self.app.close()
+        self.app.settings = self.settings
 
     @property
     def directory(self) -> str:
@@ -53,7 +60,7 @@ class Site(NamedTuple):
     def environment(self) -> dict[str, str]:
         """Ours without the settings of whoever runs the benchmark."""
         kept = {name: v for name, v in os.environ.items() if not name.startswith("TENURE_")}
-        return kept | self.app.settings.to_env()
+        return kept | self.settings.to_env()
 
 
 # ------------------------------------------------------------------------------- a worker

@@ -54,6 +54,15 @@ SELECT j.created_at, 'job.enqueued', j.id, %(type)s, 0, 0, %(org)s, %(project)s,
 SELECT id, duplicate, status
   FROM tenure.enqueue_jobs(%(jobs)s::json, %(again)s, %(audit)s, %(now)s);
 
+-- The same on a caller's connection: no row, and nothing done, when that is another database.
+-- name: enqueue_here
+SELECT id, duplicate, status
+  FROM tenure.enqueue_jobs(%(jobs)s::json, %(again)s, %(audit)s, %(now)s)
+ WHERE tenure.home() = %(home)s;
+
+-- name: home
+SELECT tenure.home();
+
 -- The same worker row once more when the reply to its first insert was lost.
 -- name: register
 INSERT INTO tenure.workers AS w

@@ -23,6 +23,7 @@ class PostgresStore(Claiming, Leases, Operators, Reading, Retention):
         self.notices.close()
         self.database.close()
         self._queues.clear()
+        self._home = None
 
     def inspect(self) -> list[Finding]:
         return doctor.inspect(self.database)

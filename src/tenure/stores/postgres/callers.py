@@ -67,6 +67,11 @@ def enqueue_on(
     return runner(connection, Order(statement, parameters, notices, frozenset(queues)))
 
 
+def is_async(connection: object) -> bool:
+    """Whether joining it has to be awaited."""
+    return known_as(connection, RUNNERS) in ASYNC_RUNNERS
+
+
 def known_as(connection: object, names: Mapping[str, Known]) -> Known | None:
     for kind in type(connection).__mro__:
         found = names.get(f"{kind.__module__}.{kind.__qualname__}")
@@ -372,3 +377,4 @@ RUNNERS: Mapping[str, Runner] = MappingProxyType(
         "django.db.backends.base.base.BaseDatabaseWrapper": on_django,
     }
 )
+ASYNC_RUNNERS = frozenset({on_psycopg_async, on_asyncpg, on_async, on_async_scoped_session})

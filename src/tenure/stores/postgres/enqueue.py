@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from tenure.errors import JobError, StoreError
@@ -26,6 +26,7 @@ class Enqueueing(PostgresBase):
         self._queues: set[str] = set()  # names this process has seen committed
         self._bound: tuple[Terms | None, dict[str, Any]] = (None, {})
         self._fields: tuple[Terms | None, str] = (None, "")
+        self._home: str | None = None
 
     def enqueue(
         self, jobs: Sequence[NewJob], *, retry: bool = False, now_ms: int | None = None
@@ -53,18 +54,41 @@ class Enqueueing(PostgresBase):
         self._hint({job.terms.queue for job in jobs})
         return receipts
 
-    def enqueue_on(self, connection: Any, jobs: Sequence[NewJob]) -> Any:
+    def enqueue_on(
+        self, connection: Any, jobs: Sequence[NewJob]
+    ) -> list[Receipt] | Awaitable[list[Receipt]]:
         """On the caller's connection and in the caller's transaction, in one round trip. Receipts,
         or an awaitable of them when the connection is an asynchronous one. The hint goes out when
         the transaction has committed."""
-        self._know_queues(jobs)
+        if callers.is_async(connection):
+            return self._aenqueue_on(connection, jobs)
+        self._prepare(jobs)
+        return self._join(connection, jobs)
+
+    async def _aenqueue_on(self, connection: Any, jobs: Sequence[NewJob]) -> list[Receipt]:
+        if self._home is None or not {job.terms.queue for job in jobs} <= self._queues:
+            import asyncio
+
+            await asyncio.to_thread(self._prepare, jobs)  # our own connection blocks
+        receipts = self._join(connection, jobs)
+        return receipts if isinstance(receipts, list) else await receipts
+
+    def _join(
+        self, connection: Any, jobs: Sequence[NewJob]
+    ) -> list[Receipt] | Awaitable[list[Receipt]]:
         return callers.enqueue_on(
             connection,
-            self.database.sql("enqueue_jobs"),
-            self._parameters(jobs, False, None),
+            self.database.sql("enqueue_here"),
+            self._parameters(jobs, False, None) | {"home": self._home},
             self.notices,
             {job.terms.queue for job in jobs},
         )
+
+    def _prepare(self, jobs: Sequence[NewJob]) -> None:
+        """What is done once, on a connection of ours: which database is home, and new queues."""
+        self._know_queues(jobs)
+        if self._home is None:
+            ((self._home,),) = self._rows("home", {})
 
     def _know_queues(self, jobs: Sequence[NewJob]) -> None:
         """New names first and apart: in a long transaction of a caller's an uncommitted one would

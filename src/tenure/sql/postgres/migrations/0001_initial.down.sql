@@ -11,9 +11,9 @@ DROP SEQUENCE tenure.events_seq;
 DROP FUNCTION tenure.add_partitions, tenure.add_up, tenure.bucket, tenure.cancel, tenure.claim,
   tenure.clock, tenure.count_down, tenure.discard, tenure.drop_partitions, tenure.end_runs,
   tenure.enqueue, tenure.enqueue_jobs, tenure.finish, tenure.finish_completed, tenure.first_id,
-  tenure.lanes, tenure.leave, tenure.look_up, tenure.new_id, tenure.next_due, tenure.note,
-  tenure.pass_fence, tenure.pick, tenure.refuse_change, tenure.refuse_jobs, tenure.release,
-  tenure.replay, tenure.rescue, tenure.roll_up, tenure.save_step, tenure.settle,
+  tenure.home, tenure.lanes, tenure.leave, tenure.look_up, tenure.new_id, tenure.next_due,
+  tenure.note, tenure.pass_fence, tenure.pick, tenure.refuse_change, tenure.refuse_jobs,
+  tenure.release, tenure.replay, tenure.rescue, tenure.roll_up, tenure.save_step, tenure.settle,
   tenure.settle_dependants, tenure.ulid, tenure.withdraw;
 
 DROP TYPE tenure.new_job, tenure.lane, tenure.ended, tenure.tally;

@@ -317,6 +317,9 @@ BEGIN
   IF EXISTS (SELECT 1 FROM unnest(batch) b WHERE coalesce(b.type, '') = '') THEN
     RETURN 'a job without a type: name its task';
   END IF;
+  IF EXISTS (SELECT 1 FROM unnest(batch) b WHERE b.priority NOT BETWEEN 1 AND 10) THEN
+    RETURN 'a job''s priority is a number from 1 (first) to 10';
+  END IF;
   IF NOT EXISTS (SELECT 1 FROM unnest(batch) b WHERE b.after IS NOT NULL) THEN
     RETURN NULL;
   END IF;
@@ -470,6 +473,12 @@ BEGIN
     RETURN QUERY SELECT receipt.id, receipt.duplicate, receipt.status;
   END LOOP;
 END $$;
+
+-- Which database this is: tells a caller's connection to another one that has our tables too.
+CREATE FUNCTION tenure.home() RETURNS text LANGUAGE sql STABLE AS $$
+  SELECT current_database() || ' ' || extract(epoch FROM m.applied_at)
+    FROM tenure.migrations m WHERE m.version = 1
+$$;
 
 -- -- claim ---------------------------------------------------------------------------------------
 
