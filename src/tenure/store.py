@@ -154,6 +154,9 @@ class AsyncSettlement(Protocol):
 
 
 class Store(Protocol):
+    # Whether two writes of one program at once are faster than one after the other.
+    parallel: bool
+
     # -- life ---------------------------------------------------------------------------------
     def migrate(self) -> list[str]:
         """Bring the schema up to date; the names of what ran. Safe to run by several at once,

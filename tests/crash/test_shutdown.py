@@ -51,7 +51,8 @@ def test_sigterm_in_the_middle_of_a_fast_queue_leaves_nothing_in_progress(
     workshop: Callable[..., Workshop],
 ) -> None:
     shop = workshop(MIXED)
-    shop.app.enqueue_many([shop.jobs.quick.job() for _ in range(3000)])
+    jobs = 40_000  # more than three workers get done before they are told to stop
+    shop.app.enqueue_many([shop.jobs.quick.job() for _ in range(jobs)])
     for _ in range(3):
         worker = shop.worker(concurrency=8, processes=2, ready=False)
         before = shop.statuses()["completed"]
@@ -59,7 +60,7 @@ def test_sigterm_in_the_middle_of_a_fast_queue_leaves_nothing_in_progress(
         worker.stop()
         counts = shop.statuses()
         assert counts["in_progress"] == 0
-        assert counts["queued"] + counts["completed"] == 3000
+        assert counts["queued"] + counts["completed"] == jobs
     charged = shop.sql("SELECT count(*) FROM job_queue WHERE status = 'queued' AND attempts > 0")
     assert charged == [(0,)]
     assert set(shop.events("job.succeeded").values()) == {1}

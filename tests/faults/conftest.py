@@ -43,11 +43,15 @@ def network(server: servers.PostgresServer) -> Iterator[Proxy]:
 def fleet(
     tmp_path: Path, server: servers.PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> Iterator[Callable[..., Fleet]]:
-    """Not started. `through`: a proxy or a pooler all of it goes through."""
+    """Not started. `through`: what makes the URL of a proxy or a pooler out of the server's."""
     opened: list[Fleet] = []
 
-    def make(*, through: Callable[[str], str] = str, **settings: Any) -> Fleet:
+    def make(
+        *, through: Callable[[str], str] = str, listens_directly: bool = False, **settings: Any
+    ) -> Fleet:
         direct = server.url(server.create_database(migrated=True))
+        if listens_directly:
+            settings["listen_url"] = direct
         opened.append(Fleet(tmp_path, server, through(direct), direct, **settings))
         return opened[-1]
 

@@ -7,26 +7,28 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-import psycopg
 import pytest
 
 from crash.harness import eventually, gone
 from proxy import Proxy
 
-from .harness import LEASE, RENEW, Fleet
+from .harness import RENEW, Fleet
 
-ONE, MANY, ANY = b"'queued', %s", b"json_array_elements(", b"tenure.enqueue_jobs("
-CLAIM, FINISH_COMPLETED, FINISH = b"tenure.claim(", b"tenure.finish_completed(", b"tenure.finish("
-STEP = b"tenure.save_step("
+
+def of(text: bytes) -> Callable[[bytes], bool]:
+    """A call of this statement: its Bind, which the proxy shows with the text. The Parse before
+    it has the text too, and is part of the same request."""
+    return lambda message: message[:1] == b"B" and text in message
+
+
+PLAIN, ANY = of(b"INSERT INTO tenure.jobs"), of(b"tenure.enqueue_jobs(")
+CLAIM, STEP = of(b"tenure.claim("), of(b"tenure.save_step(")
+FINISH_COMPLETED, FINISH = of(b"tenure.finish_completed("), of(b"tenure.finish(")
 
 
 def is_commit(message: bytes) -> bool:
     """A COMMIT by itself: hints are sent as BEGIN to COMMIT in one message."""
     return message[:1] == b"Q" and message[5:].startswith(b"COMMIT")
-
-
-def enqueue_query(part: bytes) -> Callable[[bytes], bool]:
-    return lambda message: b"INSERT INTO tenure.jobs" in message and part in message
 
 
 # -- enqueue --------------------------------------------------------------------------------------
@@ -36,11 +38,10 @@ def test_the_reply_to_an_enqueue(fleet: Callable[..., Fleet], network: Proxy) ->
     """The caller gets its receipt all the same, after a second try that finds the first."""
     shop = fleet(through=network.url)
     shop.start(producers=0)
-    plain = enqueue_query(b"")
     for _ in range(3):
         for match, ask in (
-            (plain, lambda: [shop.app.enqueue("quick", shop.arguments())]),
-            (plain, lambda: shop.app.enqueue_many(batch(shop))),
+            (PLAIN, lambda: [shop.app.enqueue("quick", shop.arguments())]),
+            (PLAIN, lambda: shop.app.enqueue_many(batch(shop))),
             (ANY, lambda: [shop.app.enqueue("quick", shop.arguments(), key=shop.new_key())]),
             (ANY, lambda: shop.app.enqueue_many([*batch(shop), keyed(shop)])),
         ):
@@ -62,7 +63,7 @@ def test_the_reply_to_an_enqueue_and_to_its_second_try(
     shop.start(producers=0)
     for _ in range(3):
         lost = network.counts["lost_replies"]
-        network.lose_reply(enqueue_query(b""))
+        network.lose_reply(PLAIN)
         network.lose_reply(ANY)
         network.lose_reply(ANY)
         shop.promised.append(shop.app.enqueue("threaded", shop.arguments()).id)
@@ -152,9 +153,6 @@ def test_the_reply_to_a_finish(fleet: Callable[..., Fleet], network: Proxy) -> N
 
     shop.healed()
     summaries = shop.check()
-    repeated = sum(summary["repeated"] for summary in summaries)
-    print(f"  {repeated} finishes sent again")
-    assert repeated >= 8
     assert sum(summary["refused"] for summary in summaries) == 0
 
 

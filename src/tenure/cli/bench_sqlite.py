@@ -47,20 +47,18 @@ BEFORE_LAST = "SELECT completed_at FROM tenure_history ORDER BY completed_at DES
 FILL_JOBS = """
 WITH RECURSIVE number (n) AS (VALUES (?1) UNION ALL SELECT n + 1 FROM number WHERE n < ?2 - 1)
 INSERT INTO tenure_jobs (id, type, status, queue, priority, org, ready_at, max_attempts, timeout_ms,
-  category, actor_type, actor_id, request_id, correlation_id, scheduled_at, created_at, updated_at,
-  payload)
+  category, actor_type, actor_id, scheduled_at, created_at, updated_at, payload)
 SELECT printf('%s%023d', ?3, n), 'nothing', 'queued', ?5, 5, 'default', ?4 + n / 1000,
-       5, 300000, 'default', 'system', 'tenure', printf('%s%023d', ?3, n),
-       printf('%s%023d', ?3, n), ?4, ?4, ?4, '{"data":{"n":1}}' FROM number
+       5, 300000, 'default', 'system', 'tenure', ?4, ?4, ?4, '{"data":{"n":1}}' FROM number
 """
 FILL_HISTORY = """
 WITH RECURSIVE number (n) AS (VALUES (?1) UNION ALL SELECT n + 1 FROM number WHERE n < ?2 - 1)
 INSERT INTO tenure_history (id, type, status, queue, priority, org, lease_no, worker, attempts,
-  max_attempts, crashes, timeout_ms, category, actor_type, actor_id, request_id, correlation_id,
-  scheduled_at, created_at, updated_at, started_at, completed_at, payload)
+  max_attempts, crashes, timeout_ms, category, actor_type, actor_id, scheduled_at,
+  created_at, updated_at, started_at, completed_at, payload)
 SELECT printf('%s%023d', ?3, n), 'nothing', 'completed', ?5, 5, 'default', 1, 1, 1,
-       5, 0, 300000, 'default', 'system', 'tenure', printf('%s%023d', ?3, n),
-       printf('%s%023d', ?3, n), ?4, ?4, ?4, ?4, ?4 + n, '{"data":{"n":1}}' FROM number
+       5, 0, 300000, 'default', 'system', 'tenure', ?4, ?4, ?4, ?4, ?4 + n, '{"data":{"n":1}}'
+  FROM number
 """
 
 

@@ -17,6 +17,7 @@ from tenure.store import Accepted, Store
 
 log = logging.getLogger("tenure.worker")
 MOST = 2000
+BEHIND = 4 * MOST
 ALONE_AFTER = 3  # failures in a row, then rows are tried one by one: one may be bad
 
 Progress = tuple[str, int, str]  # id, lease_no, JSON text
@@ -29,6 +30,7 @@ class Finisher:
         self._ended: list[Ended] = []
         self._progress: dict[str, Progress] = {}
         self._failures = 0
+        self._writing = False
         self.counts: Counter[str] = Counter()
 
     def add(self, ended: list[Ended], progress: list[Progress]) -> None:
@@ -39,13 +41,20 @@ class Finisher:
 
     @property
     def pending(self) -> bool:
-        return bool(self._ended or self._progress)
+        """Something is to be written, or just being."""
+        return bool(self._ended or self._progress or self._writing)
+
+    @property
+    def behind(self) -> bool:
+        """Claiming more would only make it worse."""
+        return len(self._ended) > BEHIND
 
     def flush(self, worker: int) -> list[str]:
         """Write one batch; the ids whose lease is gone. Raises StoreError with nothing lost."""
         with self._lock:
             ended, self._ended = self._ended[:MOST], self._ended[MOST:]
             progress, self._progress = self._progress, {}
+            self._writing = True
         try:
             lost = self._write_progress(worker, progress)
             lost += self._write_ended(worker, ended)
@@ -53,6 +62,8 @@ class Finisher:
             self._failures += 1
             self.add(ended, [])
             raise
+        finally:
+            self._writing = False
         self._failures = 0
         return lost
 

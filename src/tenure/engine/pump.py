@@ -1,5 +1,6 @@
 """Steps 4, 5 and 7 of the walk, one loop: finish what has ended, claim what there is room for,
-hand it out, sleep until something pokes it.
+hand it out, sleep until something pokes it. Where the store can do two things at once
+(`Store.parallel`) the finishing is a loop of its own.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Pump:
         roster: Roster,
         on_alone: Callable[[], None],
         on_done: Callable[[], None],
+        on_idle: Callable[[], None],
     ) -> None:
         self._store = store
         self._settings = settings
@@ -46,7 +48,9 @@ class Pump:
         self._roster = roster
         self._on_alone = on_alone
         self._on_done = on_done  # drained, or max_jobs reached
+        self._on_idle = on_idle  # nothing to write, or nothing to claim
         self._poked = threading.Event()
+        self._reported = threading.Event()
         self._credit: dict[str, float] = {}
         self._unknown: dict[str, float] = {}  # type -> when it was last complained about
         self._handed = 0
@@ -61,6 +65,7 @@ class Pump:
 
     def poke(self) -> None:
         self._poked.set()
+        self._reported.set()
 
     def end(self, job: ClaimedJob, how: outcome.Outcome) -> None:
         """An outcome decided by the supervisor, not by the job's own run."""
@@ -68,20 +73,22 @@ class Pump:
         self.poke()
 
     def run(self, over: threading.Event) -> None:
-        while not over.is_set() or self.finisher.pending:
+        while not over.is_set() or (self.finisher.pending and not self._store.parallel):
             self._poked.clear()
             try:
-                if self.finisher.pending:
+                if self.finisher.pending and not self._store.parallel:
                     self._roster.drop(self.finisher.flush(self._roster.worker))
                 # Said before `claiming` is read: whoever has stopped the claiming and sees us not
                 # busy knows that no claimed job is on its way to a child.
                 self.busy, self._look_again = True, False
+                written = not self.finisher.pending
                 claimed = self._claim_and_hand() if self.claiming else 0
                 self.busy = False
-                if claimed or self._look_again or self.finisher.pending:
+                if claimed or self._look_again or self._more_to_write():
                     continue
-                self._check_drained()
-                pause = self._sleep() if self.claiming else STOPPED_PAUSE
+                if written:
+                    self._check_drained()
+                pause = self._sleep() if self.claiming else self._stopped()
                 self._failures = 0
             except StoreError as error:
                 self.busy = False
@@ -89,10 +96,34 @@ class Pump:
                 continue
             self._poked.wait(pause)
 
+    def run_finishes(self, over: threading.Event) -> None:
+        """The other half, where it is a thread of its own."""
+        while not over.is_set() or self.finisher.pending:
+            self._reported.clear()
+            try:
+                while self.finisher.pending:
+                    self._roster.drop(self.finisher.flush(self._roster.worker))
+                    self._poked.set()  # what a finish released may be claimed; a drain may be over
+            except StoreError as error:
+                self._back_off(error, over)
+                continue
+            self._on_idle()
+            self._reported.wait(STOPPED_PAUSE)
+
+    def _more_to_write(self) -> bool:
+        return self.finisher.pending and not self._store.parallel
+
+    def _stopped(self) -> float:
+        """Nothing is claimed any more: whoever waits for us to be done may look now."""
+        self._on_idle()
+        return STOPPED_PAUSE
+
     # -- claiming -----------------------------------------------------------------------------
     def _claim_and_hand(self) -> int:
         rooms = self._roster.rooms()
         free = min(sum(rooms.values()), MOST_CLAIM)
+        if self.finisher.behind:
+            return 0  # a poke comes when it has caught up
         if self._plan.max_jobs is not None:
             free = min(free, self._plan.max_jobs - self._handed)
             if self._handed >= self._plan.max_jobs:
@@ -194,7 +225,9 @@ class Pump:
 
     def _check_drained(self) -> None:
         """A claim with room to spare found nothing, and nothing of ours runs."""
-        if not self._plan.drain or not self.claiming or self._roster.holding():
+        if not self._plan.drain or not self.claiming:
+            return
+        if self._roster.holding() or self.finisher.pending:
             return
         if any(self._roster.rooms().values()):
             self.drained = True

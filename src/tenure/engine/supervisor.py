@@ -1,7 +1,7 @@
 """The supervisor is the engine: it alone claims, renews, finishes and listens.
 
 It runs no user code, so nothing a handler does can starve a lease or sit on the store's write
-lock. Five threads, each one loop:
+lock. Five threads, each one loop (six where the store can finish and claim at once):
 
     crew     (the caller's)  starts and buries children, time-outs, signals, the end
     pump     finish what has ended, claim what there is room for, hand it out   -> pump.py
@@ -70,6 +70,7 @@ class Supervisor:
             self._roster,
             on_alone=lambda: self._events.put(("tick", None)),
             on_done=self.stop,
+            on_idle=self._look,
         )
         self._renewal = Renewal(
             store,
@@ -118,14 +119,17 @@ class Supervisor:
         for child in first:
             child.cancel_grace = self._settings.cancel_grace_seconds
             self._roster.add(child)
+        loops = {
+            "pump": self._pump.run,
+            "renewal": self._renewal.run,
+            "janitor": self._tidy,
+            "hints": self._listen,
+        }
+        if self._store.parallel:
+            loops["finishes"] = self._pump.run_finishes
         threads = [
             threading.Thread(target=self._guard, args=(loop,), name=f"tenure-{name}", daemon=True)
-            for name, loop in (
-                ("pump", self._pump.run),
-                ("renewal", self._renewal.run),
-                ("janitor", self._tidy),
-                ("hints", self._listen),
-            )
+            for name, loop in loops.items()
         ]
         for thread in threads:
             thread.start()
@@ -341,6 +345,11 @@ class Supervisor:
         if ended:
             self._pump.finisher.add(ended, [])
             self._pump.poke()
+
+    def _look(self) -> None:
+        """The pump has nothing to do: if we are stopping, that may be the end."""
+        if self._stopping:
+            self._events.put(("tick", None))
 
     # -- hints and upkeep ---------------------------------------------------------------------
     def _listen(self, over: threading.Event) -> None:

@@ -323,9 +323,9 @@ BEGIN
     room := least(mosts[n], total - cardinality(picked));
     CONTINUE WHEN room <= 0;
     known := coalesce(memory -> queues[n], '{}');
-    SELECT q.paused_at IS NOT NULL AS paused, q.rewind_no INTO state
-      FROM tenure.queues q WHERE q.name = queues[n];
-    CONTINUE WHEN NOT FOUND OR state.paused;
+    SELECT bool_or(q.paused_at IS NOT NULL) AS paused, coalesce(max(q.rewind_no), 0) AS rewind_no
+      INTO state FROM tenure.queues q WHERE q.name = queues[n];
+    CONTINUE WHEN state.paused;
     IF state.rewind_no <> coalesce((known ->> 'rewind')::bigint, 0) THEN
       known := jsonb_build_object('turns', known -> 'turns');
     END IF;

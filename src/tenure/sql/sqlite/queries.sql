@@ -49,15 +49,14 @@ INSERT INTO tenure_jobs (id, type, status, queue, priority, org, ready_at, waits
 SELECT value ->> 0, :type, 'queued', :queue, :priority, :org,
        coalesce(value ->> 3, :now + value ->> 2), 0, :max_attempts,
        :timeout_ms, :category, :project, :actor_type, :actor_id,
-       coalesce(:request_id, value ->> 0), coalesce(:correlation_id, value ->> 0), :traceparent,
+       :request_id, :correlation_id, :traceparent,
        value ->> 4, :parent, :after_failed,
        coalesce(value ->> 3, :now + value ->> 2), :now, :now, value -> 1
   FROM json_each(:rows)
  WHERE value ->> 4 IS NULL
     OR value ->> 0 = (SELECT job_id FROM tenure_keys WHERE org = :org AND key = value ->> 4);
 
--- The audit line of each job just inserted. In events NULL stands for the job's own id, as request
--- and as correlation: 52 bytes less a line.
+-- The audit line of each job just inserted.
 -- name: enqueue_events
 INSERT INTO tenure_events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
   actor_id, request_id, correlation_id, data)
@@ -90,8 +89,8 @@ INSERT INTO tenure_jobs (id, type, status, queue, priority, org, ready_at, waits
   timeout_ms, category, project, actor_type, actor_id, request_id, correlation_id, traceparent,
   parent, after_failed, scheduled_at, created_at, updated_at, payload)
 VALUES (:id, :type, 'queued', :queue, :priority, :org, :due, 0, :max_attempts,
-  :timeout_ms, :category, :project, :actor_type, :actor_id, coalesce(:request_id, :id),
-  coalesce(:correlation_id, :id), :traceparent, :parent, :after_failed, :due, :now, :now, :payload);
+  :timeout_ms, :category, :project, :actor_type, :actor_id, :request_id, :correlation_id,
+  :traceparent, :parent, :after_failed, :due, :now, :now, :payload);
 
 -- name: enqueue_event
 INSERT INTO tenure_events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
@@ -156,7 +155,8 @@ UPDATE tenure_jobs
  WHERE id IN (SELECT id FROM temp.picked)
    AND (:types IS NULL OR type IN (SELECT value FROM json_each(:types)))
 RETURNING id, lease_no, type, payload, attempts, max_attempts, crashes, timeout_ms, queue,
-  priority, category, org, project, actor_type, actor_id, request_id, correlation_id,
+  priority, category, org, project, actor_type, actor_id, coalesce(request_id, id),
+  coalesce(correlation_id, id),
   traceparent, key, parent, scheduled_at, created_at, ready_at;
 
 -- Picked but not granted: types this worker does not know. Out of the way for a while, so that
@@ -170,7 +170,7 @@ RETURNING type;
 INSERT INTO tenure_events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
   actor_id, request_id, correlation_id, worker)
 SELECT :now, 'job.started', id, type, attempts, lease_no, org, project, actor_type,
-       actor_id, nullif(request_id, id), nullif(correlation_id, id), :worker
+       actor_id, request_id, correlation_id, :worker
   FROM tenure_jobs WHERE id IN (SELECT id FROM temp.picked) AND status = 'in_progress';
 
 -- THE FENCE. Only rows whose job still carries this lease under this worker get into `ended`;
@@ -222,7 +222,7 @@ SELECT value ->> 0, value ->> 1 FROM json_each(:rows) e
 INSERT INTO tenure_events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
   actor_id, request_id, correlation_id, worker, data)
 SELECT :now, e.event, j.id, j.type, j.attempts, j.lease_no, j.org, j.project, j.actor_type,
-       j.actor_id, nullif(j.request_id, j.id), nullif(j.correlation_id, j.id), :worker,
+       j.actor_id, j.request_id, j.correlation_id, :worker,
        iif(e.error IS NULL AND e.delay_ms IS NULL, NULL,
            json_object('error', e.error, 'code', e.error_code, 'delay_ms', e.delay_ms))
   FROM temp.ended e CROSS JOIN tenure_jobs j ON j.id = e.id
@@ -414,8 +414,9 @@ SELECT name, paused_at IS NOT NULL FROM tenure_queues ORDER BY name;
 SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.result, j.error,
        j.error_code, j.attempts, j.max_attempts, j.crashes, j.lease_no, w.id,
        w.seen_at + w.lease_ms, j.scheduled_at, j.created_at, j.updated_at, j.started_at,
-       j.completed_at, j.timeout_ms, j.org, j.project, j.actor_type, j.actor_id, j.request_id,
-       j.correlation_id, j.traceparent, j.key, j.progress, j.parent, j.cancel_at, j.error_place,
+       j.completed_at, j.timeout_ms, j.org, j.project, j.actor_type, j.actor_id,
+       coalesce(j.request_id, j.id), coalesce(j.correlation_id, j.id), j.traceparent, j.key,
+       j.progress, j.parent, j.cancel_at, j.error_place,
        (SELECT json_group_array(needs) FROM tenure_edges WHERE job = j.id)
   FROM tenure_jobs j LEFT JOIN tenure_workers w ON w.no = j.worker
 
@@ -424,8 +425,9 @@ SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.res
 SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.result, j.error,
        j.error_code, j.attempts, j.max_attempts, j.crashes, j.lease_no, NULL,
        NULL, j.scheduled_at, j.created_at, j.updated_at, j.started_at,
-       j.completed_at, j.timeout_ms, j.org, j.project, j.actor_type, j.actor_id, j.request_id,
-       j.correlation_id, j.traceparent, j.key, j.progress, j.parent, NULL, NULL,
+       j.completed_at, j.timeout_ms, j.org, j.project, j.actor_type, j.actor_id,
+       coalesce(j.request_id, j.id), coalesce(j.correlation_id, j.id), j.traceparent, j.key,
+       j.progress, j.parent, NULL, NULL,
        (SELECT json_group_array(needs) FROM tenure_edges WHERE job = j.id)
   FROM tenure_history j
 

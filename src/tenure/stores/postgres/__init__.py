@@ -16,6 +16,8 @@ from tenure.stores.postgres.retention import Retention
 
 
 class PostgresStore(Claiming, Leases, Operators, Reading, Retention):
+    parallel = True
+
     def migrate(self) -> list[str]:
         return schema.migrate(self.database)
 

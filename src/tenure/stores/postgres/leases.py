@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -14,7 +15,13 @@ from tenure.stores.postgres.finishing import Finishing
 
 
 class Leases(Finishing):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._renewal_seconds = self.database.timeout
+
     def register(self, worker: WorkerInfo) -> int:
+        """A renewal that is not answered must leave time for another, on another connection."""
+        self._renewal_seconds = min(self.database.timeout, worker.lease_ms / 4000)
         values = worker._asdict() | {"meta": to_json(worker.meta), "now": self._now(None)}
         ((number,),) = self._rows("register", values)
         return int(number)
@@ -38,7 +45,8 @@ class Leases(Finishing):
         return [report[:2] in stored for report in reports]
 
     def renew(self, worker: int, *, now_ms: int | None = None) -> Renewal | None:
-        rows = self._rows("renew", {"worker": worker, "now": self._now(now_ms)}, reserved=True)
+        parameters = {"worker": worker, "now": self._now(now_ms)}
+        rows = self._rows("renew", parameters, reserved=True, timeout=self._renewal_seconds)
         if not rows:
             return None
         held = [row for row in rows if row[0] is not None]

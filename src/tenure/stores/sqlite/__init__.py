@@ -16,6 +16,8 @@ from tenure.stores.sqlite.retention import Retention
 
 
 class SqliteStore(Claiming, Leases, Operators, Reading, Retention):
+    parallel = False  # one writer at a time
+
     def migrate(self) -> list[str]:
         return self.file.migrate()
 

@@ -26,8 +26,8 @@ CREATE TABLE tenure_jobs (
   project         TEXT,
   actor_type      TEXT NOT NULL,
   actor_id        TEXT NOT NULL,
-  request_id      TEXT NOT NULL,
-  correlation_id  TEXT NOT NULL,
+  request_id      TEXT,
+  correlation_id  TEXT,
   traceparent     TEXT,
   key             TEXT,
   parent          TEXT,
@@ -73,8 +73,8 @@ CREATE TABLE tenure_history (
   project         TEXT,
   actor_type      TEXT NOT NULL,
   actor_id        TEXT NOT NULL,
-  request_id      TEXT NOT NULL,
-  correlation_id  TEXT NOT NULL,
+  request_id      TEXT,
+  correlation_id  TEXT,
   traceparent     TEXT,
   key             TEXT,
   parent          TEXT,
@@ -205,8 +205,9 @@ SELECT j.id, j.type, j.status, j.queue, j.priority, j.org AS org_id, j.project A
        strftime('%Y-%m-%dT%H:%M:%fZ', j.updated_at / 1000.0, 'unixepoch') AS updated_at,
        strftime('%Y-%m-%dT%H:%M:%fZ', j.started_at / 1000.0, 'unixepoch') AS started_at,
        strftime('%Y-%m-%dT%H:%M:%fZ', j.completed_at / 1000.0, 'unixepoch') AS completed_at,
-       j.result, j.progress, j.category, j.actor_type, j.actor_id, j.request_id,
-       j.correlation_id, j.traceparent, j.parent
+       j.result, j.progress, j.category, j.actor_type, j.actor_id,
+       coalesce(j.request_id, j.id) AS request_id,
+       coalesce(j.correlation_id, j.id) AS correlation_id, j.traceparent, j.parent
   FROM tenure_jobs j LEFT JOIN tenure_workers w ON w.no = j.worker
 UNION ALL
 SELECT h.id, h.type, h.status, h.queue, h.priority, h.org, h.project,
@@ -218,6 +219,7 @@ SELECT h.id, h.type, h.status, h.queue, h.priority, h.org, h.project,
        strftime('%Y-%m-%dT%H:%M:%fZ', h.updated_at / 1000.0, 'unixepoch'),
        strftime('%Y-%m-%dT%H:%M:%fZ', h.started_at / 1000.0, 'unixepoch'),
        strftime('%Y-%m-%dT%H:%M:%fZ', h.completed_at / 1000.0, 'unixepoch'),
-       h.result, h.progress, h.category, h.actor_type, h.actor_id, h.request_id,
-       h.correlation_id, h.traceparent, h.parent
+       h.result, h.progress, h.category, h.actor_type, h.actor_id,
+       coalesce(h.request_id, h.id),
+       coalesce(h.correlation_id, h.id), h.traceparent, h.parent
   FROM tenure_history h;

@@ -1,0 +1,69 @@
+"""A stranger holds a lock for several leases: whoever waits is alive all the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+
+from .harness import LEASE, Fleet
+
+
+@contextmanager
+def held(url: str, *statements: str) -> Iterator[None]:
+    with psycopg.connect(url) as stranger:
+        for statement in statements:
+            stranger.execute(statement)
+        yield
+        stranger.rollback()
+
+
+def test_nobody_can_claim_or_finish(fleet: Callable[..., Fleet]) -> None:
+    """Renewals still pass: leases are alive, and what they say about jobs whose end is not
+    written yet must not put those back into the queue."""
+    shop = fleet(busy_timeout=2.0)
+    shop.start()
+    with held(shop.direct, "LOCK TABLE tenure.jobs IN EXCLUSIVE MODE"):
+        beats = dict(shop.sql("SELECT no, beat FROM tenure.workers"))
+        time.sleep(3 * LEASE)  # the length of the fault
+        after = dict(shop.sql("SELECT no, beat FROM tenure.workers"))
+        renewed = [after[no] - beat for no, beat in beats.items()]
+        assert min(renewed) >= 4, f"renewals did not pass: {renewed}\n{shop.logs()}"
+
+    shop.healed()
+    shop.check()
+
+
+@pytest.mark.parametrize("lock", ["rows", "tables"])
+def test_nobody_can_renew(fleet: Callable[..., Fleet], lock: str) -> None:
+    """One worker's row is held: its neighbour sees it stand still, and must not be the first to
+    get there when the lock is gone. The tables are held: nobody gets anywhere."""
+    statements = {
+        "rows": ["SELECT 1 FROM tenure.workers ORDER BY no LIMIT 1 FOR UPDATE"],
+        "tables": [
+            "LOCK TABLE tenure.workers IN ACCESS EXCLUSIVE MODE",
+            "LOCK TABLE tenure.jobs IN ACCESS EXCLUSIVE MODE",
+        ],
+    }
+    shop = fleet()
+    shop.start()
+    with held(shop.direct, *statements[lock]):
+        time.sleep(2.5 * LEASE)  # the length of the fault
+    shop.healed()
+    shop.check()
+
+
+@pytest.mark.soak
+def test_nobody_can_claim_or_finish_for_longer_than_a_call_takes(
+    fleet: Callable[..., Fleet],
+) -> None:
+    shop = fleet()
+    shop.start()
+    with held(shop.direct, "LOCK TABLE tenure.jobs IN EXCLUSIVE MODE"):
+        time.sleep(40)  # the length of the fault
+
+    shop.healed()
+    shop.check()
