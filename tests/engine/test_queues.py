@@ -6,11 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import tenure
 from crash.harness import eventually
+from places import only
 
 
 def recorder(app: tenure.App, **options: object) -> tuple[tenure.Task[..., None], list[str]]:
@@ -221,3 +223,37 @@ def test_a_drain_sees_past_jobs_it_does_not_know(make_app: Callable[..., tenure.
     assert ours.result(receipt.id, timeout=1) == "found"
     assert summary.completed == 1
     assert summary.left == {"of unknown type": 200}
+
+
+@only("postgres", "SQLite's finishes are written by the thread that claims")
+def test_a_drain_sees_what_a_job_left_that_ended_during_its_last_look(
+    app: tenure.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim has looked before the finish stored a follow-up, and answers after it."""
+    running, go = threading.Event(), threading.Event()
+
+    @app.task
+    def follow_up() -> None: ...
+
+    @app.task
+    def work(ctx: tenure.Context) -> None:
+        running.set()
+        go.wait(10)
+        ctx.enqueue(follow_up)
+
+    receipt = work.enqueue()
+    claim = app.store.claim
+
+    def late(*args: Any, **options: Any) -> Any:
+        found = claim(*args, **options)
+        if running.is_set() and not go.is_set():
+            assert not found.jobs
+            go.set()
+            app.result(receipt.id, timeout=10)
+            time.sleep(0.2)  # until the finisher has its answer: nothing tells us
+        return found
+
+    monkeypatch.setattr(app.store, "claim", late)
+    summary = app.run_worker(drain=True)
+
+    assert (summary.completed, dict(summary.left)) == (2, {})

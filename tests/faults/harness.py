@@ -77,10 +77,19 @@ async def long(ctx: tenure.Context, n: int, word: str) -> int:
     while not there("go"):
         await asyncio.sleep(0.02)
     return n
+
+
+@app.task(timeout=300)
+async def medium(ctx: tenure.Context, n: int, word: str) -> int:
+    say("start", ctx.job.id, ctx.job.type)
+    while not there("enough"):
+        await asyncio.sleep(0.02)
+    say("end", ctx.job.id, ctx.job.type)
+    return n
 """
 
 # How often a handler of this type starts when nothing goes wrong with its own database calls.
-STARTS = {"quick": 1, "threaded": 1, "follow_up": 1, "long": 1, "flaky": 2}
+STARTS = {"quick": 1, "threaded": 1, "follow_up": 1, "medium": 1, "long": 1, "flaky": 2}
 
 
 class Prompt(Worker):
@@ -365,7 +374,7 @@ class Fleet:
             for id, type_ in types.items()
             if type_ in STARTS and runs[id] != STARTS[type_]
         }
-        assert wrong == {}, "jobs that ran too often, or never"
+        assert wrong == {}, f"jobs that ran too often, or never: {wrong}\n{self.logs()}"
         dead = self.sql("SELECT id, dead_reason FROM tenure.workers WHERE dead_at IS NOT NULL")
         assert dead == [], "a live worker was declared dead"
         children = {worker.pid: worker.children() for worker in self.workers}

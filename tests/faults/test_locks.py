@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
+from crash.harness import eventually
+
 from .harness import LEASE, Fleet
 
 
@@ -26,7 +28,11 @@ def test_nobody_can_claim_or_finish(fleet: Callable[..., Fleet]) -> None:
     written yet must not put those back into the queue."""
     shop = fleet(busy_timeout=2.0)
     shop.start()
+    ends = [shop.jobs.medium.job(**shop.arguments()) for _ in range(6)]
+    shop.promised += [receipt.id for receipt in shop.app.enqueue_many(ends)]
+    eventually(lambda: shop.starts("medium") == len(ends), what="jobs that will end meanwhile")
     with held(shop.direct, "LOCK TABLE tenure.jobs IN EXCLUSIVE MODE"):
+        (shop.folder / "enough").touch()
         beats = dict(shop.sql("SELECT no, beat FROM tenure.workers"))
         time.sleep(3 * LEASE)  # the length of the fault
         after = dict(shop.sql("SELECT no, beat FROM tenure.workers"))
@@ -37,7 +43,7 @@ def test_nobody_can_claim_or_finish(fleet: Callable[..., Fleet]) -> None:
     shop.check()
 
 
-@pytest.mark.parametrize("lock", ["rows", "tables"])
+@pytest.mark.parametrize("lock", ["rows", pytest.param("tables", marks=pytest.mark.soak)])
 def test_nobody_can_renew(fleet: Callable[..., Fleet], lock: str) -> None:
     """One worker's row is held: its neighbour sees it stand still, and must not be the first to
     get there when the lock is gone. The tables are held: nobody gets anywhere."""

@@ -31,6 +31,7 @@ class Finisher:
         self._progress: dict[str, Progress] = {}
         self._failures = 0
         self._writing = False
+        self._flying: list[Ended] = []  # the batch being written
         self.counts: Counter[str] = Counter()
 
     def add(self, ended: list[Ended], progress: list[Progress]) -> None:
@@ -44,6 +45,11 @@ class Finisher:
         """Something is to be written, or just being."""
         return bool(self._ended or self._progress or self._writing)
 
+    def holds(self) -> set[str]:
+        """Jobs whose outcome is known here and not yet in the store."""
+        with self._lock:
+            return {end.id for end in (*self._ended, *self._flying)}
+
     @property
     def behind(self) -> bool:
         """Claiming more would only make it worse."""
@@ -54,16 +60,17 @@ class Finisher:
         with self._lock:
             ended, self._ended = self._ended[:MOST], self._ended[MOST:]
             progress, self._progress = self._progress, {}
-            self._writing = True
+            self._writing, self._flying = True, ended
         try:
             lost = self._write_progress(worker, progress)
             lost += self._write_ended(worker, ended)
         except BaseException:
             self._failures += 1
-            self.add(ended, [])
+            with self._lock:  # first again: of two words about a run the first counts
+                self._ended = ended + self._ended
             raise
         finally:
-            self._writing = False
+            self._writing, self._flying = False, []
         self._failures = 0
         return lost
 

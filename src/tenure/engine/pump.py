@@ -54,7 +54,6 @@ class Pump:
         self._credit: dict[str, float] = {}
         self._unknown: dict[str, float] = {}  # type -> when it was last complained about
         self._handed = 0
-        self._failures = 0
         self._look_again = False
         self.types: frozenset[str] = frozenset()
         self.alone: frozenset[str] = frozenset()
@@ -73,6 +72,7 @@ class Pump:
         self.poke()
 
     def run(self, over: threading.Event) -> None:
+        failures = 0
         while not over.is_set() or (self.finisher.pending and not self._store.parallel):
             self._poked.clear()
             try:
@@ -81,23 +81,26 @@ class Pump:
                 # Said before `claiming` is read: whoever has stopped the claiming and sees us not
                 # busy knows that no claimed job is on its way to a child.
                 self.busy, self._look_again = True, False
-                written = not self.finisher.pending
+                # Before the claim looks: a job that ends meanwhile may leave one it does not see.
+                idle = not self._roster.holding() and not self.finisher.pending
                 claimed = self._claim_and_hand() if self.claiming else 0
                 self.busy = False
+                failures = 0
                 if claimed or self._look_again or self._more_to_write():
                     continue
-                if written:
+                if idle:
                     self._check_drained()
                 pause = self._sleep() if self.claiming else self._stopped()
-                self._failures = 0
             except StoreError as error:
                 self.busy = False
-                self._back_off(error, over)
+                failures += 1
+                _back_off(error, over, failures)
                 continue
             self._poked.wait(pause)
 
     def run_finishes(self, over: threading.Event) -> None:
         """The other half, where it is a thread of its own."""
+        failures = 0
         while not over.is_set() or self.finisher.pending:
             self._reported.clear()
             try:
@@ -105,8 +108,10 @@ class Pump:
                     self._roster.drop(self.finisher.flush(self._roster.worker))
                     self._poked.set()  # what a finish released may be claimed; a drain may be over
             except StoreError as error:
-                self._back_off(error, over)
+                failures += 1
+                _back_off(error, over, failures)
                 continue
+            failures = 0
             self._on_idle()
             self._reported.wait(STOPPED_PAUSE)
 
@@ -238,13 +243,6 @@ class Pump:
             self.claiming = False
             self._on_done()
 
-    def _back_off(self, error: StoreError, over: threading.Event) -> None:
-        """The store is away: nothing is lost, nobody exits, try again with jitter."""
-        self._failures += 1
-        pause = min(5.0, 0.05 * 2 ** min(self._failures, 10)) * random.uniform(0.5, 1.5)
-        log.warning("the store does not answer, trying again in %.1f s: %s", pause, error)
-        over.wait(pause)
-
     # -- the end ------------------------------------------------------------------------------
     def left(self) -> dict[str, int]:
         """What a drain leaves behind, and why."""
@@ -268,3 +266,10 @@ class Pump:
             add("due later", max(0, later))
             add("of unknown type", unknown)
         return left
+
+
+def _back_off(error: StoreError, over: threading.Event, failures: int) -> None:
+    """The store is away: nothing is lost, nobody exits, try again with jitter."""
+    pause = min(5.0, 0.05 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.5)
+    log.warning("the store does not answer, trying again in %.1f s: %s", pause, error)
+    over.wait(pause)

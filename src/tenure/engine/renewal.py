@@ -26,6 +26,7 @@ class Renewal:
         on_renewed: Callable[[float], None],
         on_declared_dead: Callable[[int], None],
         give_back: Callable[[list[Ended]], None],
+        unwritten: Callable[[], set[str]],
     ) -> None:
         self._store = store
         self._every = every
@@ -33,6 +34,7 @@ class Renewal:
         self._on_renewed = on_renewed
         self._on_declared_dead = on_declared_dead
         self._give_back = give_back
+        self._unwritten = unwritten  # jobs that have ended, which the store does not know yet
         self._unsure: set[str] = set()  # leases the store names and we do not know
         self._asked: set[str] = set()  # cancels already passed on
 
@@ -46,7 +48,7 @@ class Renewal:
                 renewal = self._store.renew(worker)
             except StoreError as error:
                 log.warning("could not renew the lease, trying again: %s", error)
-                due = began + min(self._every, RETRY_SECONDS)
+                due = began + min(self._every, RETRY_SECONDS)  # at once, if it took its time
                 continue
             if renewal is None:
                 self._on_declared_dead(worker)
@@ -63,7 +65,7 @@ class Renewal:
     def _give_back_unknown(self, leases: Mapping[str, int]) -> None:
         """A claim whose reply was lost left leases nobody here knows of. Seen twice in a row,
         one renewal apart, they are no claim still on its way: give them back."""
-        held = self._roster.held()
+        held = self._roster.held() | self._unwritten()
         strange = {id for id in leases if id not in held}
         lost = Released("its claim was not answered")
         self._give_back([Ended(id, leases[id], 0, lost) for id in strange & self._unsure])

@@ -79,6 +79,7 @@ class Supervisor:
             on_renewed=self._janitor.wrote,
             on_declared_dead=lambda number: self._events.put(("declared-dead", number)),
             give_back=self._give_back,
+            unwritten=self._pump.finisher.holds,
         )
         self._over = threading.Event()  # the threads may end
         self._stopping = False  # plain: set by signal handlers, which must take no lock

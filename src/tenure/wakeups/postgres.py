@@ -146,8 +146,9 @@ class PostgresWakeup:
                     each.advance()
             return self._progress(self._session)
         except (psycopg.Error, OSError) as error:
+            deaf, self._up = self._up, False
             self._go_down(str(error))
-            return False
+            return deaf  # hints may have been missed: look now, and poll from then on
 
     def _open(self) -> None:
         conninfo = self._conninfo()

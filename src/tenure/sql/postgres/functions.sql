@@ -157,6 +157,7 @@ BEGIN
            coalesce(b.at_ms, moment + b.delay_ms), moment, moment, b.payload
       FROM unnest(batch) b LEFT JOIN tenure.keys k ON k.org = b.org AND k.key = b.key
      WHERE (b.key IS NULL OR k.job_id = b.id) AND b.id <> ALL (stored)
+       AND NOT EXISTS (SELECT 1 FROM tenure.history h WHERE h.id = b.id)
      ORDER BY b.id
     ON CONFLICT (id) DO NOTHING
     RETURNING id)
@@ -506,6 +507,7 @@ BEGIN
       g.request_id, g.correlation_id, g.traceparent, g.key, g.parent, g.scheduled_at, g.created_at,
       g.started_at, moment, g.payload, g.result, g.error, g.error_code, g.progress
       FROM gone g
+    ON CONFLICT (id) DO NOTHING  -- an enqueue that came late had stored it once more
   ), noted AS (
     INSERT INTO tenure.events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
       actor_id, request_id, correlation_id, worker)
@@ -677,7 +679,8 @@ BEGIN
     g.request_id, g.correlation_id, g.traceparent, g.key, g.parent, g.scheduled_at, g.created_at,
     g.started_at, moment, g.payload, g.returned, coalesce(g.last_error, g.error),
     coalesce(g.last_code, g.error_code), g.progress
-    FROM gone g;
+    FROM gone g
+  ON CONFLICT (id) DO NOTHING;
   UPDATE tenure.keys k
      SET status = CASE r.status WHEN 'completed' THEN 'succeeded' WHEN 'dead_letter' THEN 'dead'
                                 ELSE 'failed' END,
@@ -855,6 +858,11 @@ DECLARE
   moment bigint := coalesce(now_ms, tenure.clock());
   runs tenure.ended[];
 BEGIN
+  -- Somebody holds its row: a renewal that is under way, or a stranger. No proof of a death.
+  PERFORM 1 FROM tenure.workers w WHERE w.no = dead FOR UPDATE SKIP LOCKED;
+  IF NOT FOUND THEN
+    RETURN;
+  END IF;
   UPDATE tenure.workers w SET dead_at = moment, dead_reason = why
    WHERE w.no = dead AND w.beat = seen_beat AND w.dead_at IS NULL
      AND (not_after IS NULL OR tenure.clock() <= not_after);

@@ -9,7 +9,8 @@
 INSERT INTO tenure.queues (name, created_at)
 VALUES (%(queue)s, coalesce(%(now)s, tenure.clock())) ON CONFLICT DO NOTHING;
 
--- One job without a key, which is what `task.enqueue` mostly sends: its row and its event.
+-- One job without a key, which is what `task.enqueue` mostly sends: its row and its event. Not one
+-- that history has: a call that was held up on its way may come after its own repetition is done.
 -- name: enqueue_job
 WITH job AS (
   INSERT INTO tenure.jobs (id, type, status, queue, priority, org, ready_at, max_attempts,
@@ -21,6 +22,7 @@ WITH job AS (
     %(traceparent)s, %(parent)s::uuid, %(after_failed)s,
     coalesce(%(at_ms)s, t.now + %(delay_ms)s), t.now, t.now, %(payload)s::json
     FROM (SELECT coalesce(%(now)s, tenure.clock()) AS now) t
+   WHERE NOT EXISTS (SELECT 1 FROM tenure.history h WHERE h.id = %(id)s::uuid)
   RETURNING *)
 INSERT INTO tenure.events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
   actor_id, request_id, correlation_id, data)
@@ -43,6 +45,7 @@ WITH job AS (
     FROM ROWS FROM (unnest(%(ids)s::uuid[]), unnest(%(delays)s::bigint[]),
                     json_array_elements(%(payloads)s::json)) AS r(id, delay_ms, payload),
          (SELECT coalesce(%(now)s, tenure.clock()) AS now) t
+   WHERE NOT EXISTS (SELECT 1 FROM tenure.history h WHERE h.id = r.id)
   RETURNING id, created_at)
 INSERT INTO tenure.events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
   actor_id, request_id, correlation_id, data)
