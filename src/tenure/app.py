@@ -68,6 +68,7 @@ def open_store(settings: Settings) -> Store:
             timeout=settings.busy_timeout,
             audit=settings.audit,
             notify=settings.notify,
+            connections=settings.connections,
         )
     raise ConfigError(
         f"no store for {scheme!r} URLs in this version; use sqlite:///file.db or "

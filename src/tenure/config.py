@@ -44,6 +44,7 @@ class Settings:
         "sqlite3", r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "the name of a module such as 'pysqlite3'"
     )
     busy_timeout: float = _within(15.0, 0, 3600)
+    connections: int = _within(8, 1, 1000)  # PostgreSQL: at most, besides leases and hints
 
     # leases and wake-ups
     lease_seconds: float = _within(30.0, 0.1, _DAY)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from places import PostgresPlace, only
-from servers import PostgresServer
+from servers import Databases, PostgresServer
 
 from .harness import Workshop, eventually
 
@@ -85,3 +86,45 @@ def test_a_hundred_jobs_enqueued_one_by_one_are_done_within_a_second(
 
     print(f"\n100 jobs, first enqueue to last finish: {min(times):.2f} s")
     assert min(times) <= 1.0
+
+
+MIXED = """
+    @app.task
+    async def quick(n: int) -> None: ...
+
+    @app.task
+    async def parent(ctx: tenure.Context) -> None:
+        ctx.progress(50)
+        ctx.enqueue(quick, 1)
+"""
+
+
+@only("postgres", "SQLite has no connections to run out of")
+def test_a_worker_holds_five_connections_at_most(
+    workshop: Callable[..., Workshop], postgres: Databases
+) -> None:
+    """Whatever it does at once: claims, finishes, progress, follow-ups, upkeep, hints."""
+    shop = workshop(MIXED)
+    shop.app.enqueue_many([shop.jobs.quick.job(n) for n in range(20_000)])
+    shop.app.enqueue_many([shop.jobs.parent.job() for _ in range(2_000)])
+    shop.app.close()  # its own connections are not the worker's
+    worker = shop.worker(ready=False, drain=True)
+    most: Counter[str] = Counter()
+
+    def ended() -> bool:
+        rows = postgres.execute(
+            "SELECT application_name, count(*) FROM pg_stat_activity"
+            " WHERE datname = %s AND backend_type = 'client backend' GROUP BY 1",
+            [shop.place.url.rpartition("/")[2]],
+        )
+        now = Counter(dict(rows))
+        most.update({name: max(0, count - most[name]) for name, count in now.items()})
+        most["all"] = max(most["all"], now.total())
+        return not worker.alive
+
+    eventually(ended, within=60, every=0.005, what="the end of a drain")
+    assert worker.wait() == 0, worker.log
+    assert most["all"] <= 5, most
+    assert most["tenure"] == 3, most  # two for calls, one for the lease
+    assert most["tenure listener"] == 1, most
+    assert shop.statuses() == {"completed": 24_000}

@@ -20,7 +20,6 @@ from proxy import Proxy
 
 from .callers import (
     CALLERS,
-    AsyncCaller,
     Asyncpg,
     AsyncpgPool,
     Caller,

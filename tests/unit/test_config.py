@@ -50,6 +50,7 @@ def test_defaults():
         "keep_events_seconds": 30 * 86_400,
         "sqlite_module": "sqlite3",
         "busy_timeout": 15.0,
+        "connections": 8,
         "log_level": "INFO",
         "log_format": "text",
         "cancel_grace_seconds": 10.0,

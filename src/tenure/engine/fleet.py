@@ -23,6 +23,9 @@ from tenure.store import Store
 from tenure.wakeup import Wakeup
 
 HELLO_SECONDS = 120.0
+# Claims and finishes, and whatever else there is in between; with one for the lease and two for
+# hints a worker has five.
+CONNECTIONS = 2
 
 
 def run_fleet(
@@ -55,7 +58,8 @@ def run_fleet(
         "shutdown_timeout": shutdown_timeout,
     }
     given = {setting: value for setting, value in chosen.items() if value is not None}
-    settings = replace(Settings.from_env(hello.environment), **given)
+    settings = Settings.from_env(hello.environment)
+    settings = replace(settings, connections=min(settings.connections, CONNECTIONS), **given)
     first.concurrency, first.ready = settings.concurrency, True
     plan = Plan(
         queues=wanted_queues if queues is not None else parse_queues(settings.queues),

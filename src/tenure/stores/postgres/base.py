@@ -25,8 +25,9 @@ class PostgresBase:
         timeout: float = 15.0,
         audit: str = "all",
         notify: bool = True,
+        connections: int = 8,
     ) -> None:
-        self.database = Database(url, schema=schema, timeout=timeout, clock=clock)
+        self.database = Database(url, schema=schema, timeout=timeout, clock=clock, most=connections)
         self.notices = Notices(self.database, enabled=notify)
         self.audit = audit
 
