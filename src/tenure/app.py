@@ -81,7 +81,8 @@ def open_wakeup(settings: Settings, store: Store) -> Wakeup:
         from tenure.wakeups.postgres import PostgresWakeup
 
         url = settings.listen_url or settings.url
-        return PostgresWakeup(url, settings.schema, enabled=settings.notify)
+        poll = settings.poll_interval_ms / 1000
+        return PostgresWakeup(url, settings.schema, enabled=settings.notify, poll_seconds=poll)
     from tenure.wakeups.sqlite import SqliteWakeup
 
     return SqliteWakeup(os.path.abspath(sqlite_path(settings.url)), store, enabled=settings.notify)

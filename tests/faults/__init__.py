@@ -1,0 +1,1 @@
+"""Promises kept while real servers, poolers and networks fail, and after."""

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from crash.harness import eventually
 
-from .harness import LEASE, Fleet
+from .harness import LEASE, RESUME_WITHIN, Fleet
 
 
 @contextmanager
@@ -58,6 +59,33 @@ def test_nobody_can_renew(fleet: Callable[..., Fleet], lock: str) -> None:
     shop.start()
     with held(shop.direct, *statements[lock]):
         time.sleep(2.5 * LEASE)  # the length of the fault
+    shop.healed()
+    shop.check()
+
+
+def test_a_claim_that_waited_hides_nothing(fleet: Callable[..., Fleet]) -> None:
+    """What a claim remembers makes it pass over jobs that commit late, until it sweeps; how often
+    it does depends on what a sweep costs. The time it waited for a lock is no such cost."""
+    shop = fleet()
+    shop.start(workers=1, producers=0)  # another one, that remembers nothing, would find them
+    shop.pick_up()
+    with psycopg.connect(shop.direct) as program:
+        late = {"type": "quick", "payload": shop.arguments()}
+        ((id,),) = program.execute(
+            "SELECT tenure.ulid(id) FROM tenure.enqueue(%s)", [Jsonb([late])]
+        ).fetchall()
+        with held(shop.direct, "SELECT 1 FROM tenure.workers FOR UPDATE"):
+            shop.promised.append(shop.app.enqueue("quick", shop.arguments()).id)
+            time.sleep(LEASE)  # the length of the fault
+        eventually(lambda: shop.is_done(shop.promised[-1]), what="the other job done")
+        program.commit()
+    began = time.monotonic()
+    shop.promised.append(id)
+    eventually(lambda: shop.is_done(id), within=60, what="the late job done", every=0.05)
+    took = time.monotonic() - began
+    print(f"  a late commit was found after {took:.1f} s")
+    assert took < RESUME_WITHIN
+
     shop.healed()
     shop.check()
 

@@ -93,9 +93,9 @@ def test_the_listener_hears_nothing_and_does_not_know(
 def test_a_listener_that_hears_nothing_is_found_out(
     fleet: Callable[..., Fleet], network: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its probe is not answered: it says so, polls at the quicker pace, and listens again with a
-    look at what it may have missed."""
-    shop = fleet(through=network.url, poll_interval_ms=500, hint_poll_interval_ms=3000)
+    """Its probe is not answered: it says so, has a look, and polls at the quicker pace until it
+    listens again; then it looks at what it may have missed."""
+    shop = fleet(through=network.url, poll_interval_ms=500, hint_poll_interval_ms=60_000)
     shop.start(producers=0, worker=Prompt)
     monkeypatch.setattr(wakeups.PostgresWakeup, "PROBE_SECONDS", Prompt.PROBE_SECONDS)
     monkeypatch.setattr(wakeups, "ANSWER_SECONDS", Prompt.ANSWER_SECONDS)
@@ -105,13 +105,13 @@ def test_a_listener_that_hears_nothing_is_found_out(
         assert hints.describe() == "hints: LISTEN tenure"
         network.black_hole("tenure listener")
         missed = shop.pick_up()
-        assert not hints.wait(2)
+        assert hints.wait(10), "nobody looks at what was missed before"
         assert not hints.healthy()
-        assert hints.describe().startswith("hints: down, polling every 1 s, because ")
+        assert hints.describe().startswith("hints: down, polling every ")
         assert "did not answer" in hints.describe()
         later = [shop.pick_up() for _ in range(2)]
         network.heal(closed=True)
-        assert hints.wait(10), "nobody looks at what was missed"
+        assert hints.wait(30), "nobody looks at what was missed meanwhile"
         assert hints.healthy()
     finally:
         hints.close()
@@ -121,6 +121,6 @@ def test_a_listener_that_hears_nothing_is_found_out(
     eventually(lambda: len(shop.sql(listening)) == 2, within=30, what="both workers listening")
     assert min(shop.pick_up() for _ in range(2)) < 0.2
     print(f"  deaf, picked up after {missed:.2f} s; known to be deaf, after {max(later):.2f} s")
-    assert missed < 3.0 + 1.5
+    assert missed < Prompt.PROBE_SECONDS + Prompt.ANSWER_SECONDS + 1.5
     assert max(later) < 0.5 + 1.5
     shop.check()

@@ -23,11 +23,11 @@ WITH job AS (
     coalesce(%(at_ms)s, t.now + %(delay_ms)s), t.now, t.now, %(payload)s::json
     FROM (SELECT coalesce(%(now)s, tenure.clock()) AS now) t
    WHERE NOT EXISTS (SELECT 1 FROM tenure.history h WHERE h.id = %(id)s::uuid)
-  RETURNING *)
+  RETURNING id, created_at)
 INSERT INTO tenure.events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
   actor_id, request_id, correlation_id, data)
-SELECT j.created_at, 'job.enqueued', j.id, j.type, 0, 0, j.org, j.project, j.actor_type, j.actor_id,
-  j.request_id, j.correlation_id, %(remark)s::json
+SELECT j.created_at, 'job.enqueued', j.id, %(type)s, 0, 0, %(org)s, %(project)s, %(actor_type)s,
+  %(actor_id)s, %(request_id)s, %(correlation_id)s, %(remark)s::json
   FROM job j WHERE %(audit)s = 'all' OR %(remark)s IS NOT NULL;
 
 -- Many jobs of the same terms without keys and dependencies: ids, delays (NULL: none) and payloads
@@ -84,7 +84,7 @@ SELECT tenure.next_due(%(queues)s, %(memory)s::jsonb, %(now)s);
 -- Returns what was not accepted.
 -- name: finish_completed
 SELECT id, lease_no FROM tenure.finish_completed(%(worker)s, %(ids)s::uuid[], %(lease_nos)s::integer[],
-  %(durations)s::bigint[], %(results)s::json[], %(audit)s, %(now)s);
+  %(durations)s::bigint[], %(results)s::json, %(audit)s, %(now)s);
 
 -- The same.
 -- name: finish

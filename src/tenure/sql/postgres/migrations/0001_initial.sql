@@ -747,11 +747,13 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
 $$;
 
 -- The common batch: runs that completed, without follow-ups. What still holds its lease leaves
--- the hot table, its history and event are written by the same statement. Returns what was NOT
+-- the hot table, its history and event are written by the same statement. A job that history has
+-- already (an enqueue that came late had stored it once more) fails the batch: tenure.finish
+-- takes such a one. Returns what was NOT
 -- accepted: mostly nothing. `coalesce` keeps the look-up on the primary key: by jobs_held each
 -- row would cost a walk over everything the worker holds.
 CREATE FUNCTION tenure.finish_completed(by_worker integer, ids uuid[], lease_nos integer[],
-  durations bigint[], results json[], audit text, now_ms bigint)
+  durations bigint[], results json, audit text, now_ms bigint)
 RETURNS TABLE (id uuid, lease_no integer) LANGUAGE plpgsql
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off
 SET enable_sort = off AS $$
@@ -762,12 +764,14 @@ DECLARE
 BEGIN
   WITH gone AS (
     DELETE FROM tenure.jobs j
-     USING unnest(ids, lease_nos, durations, results) r(id, lease_no, duration_ms, result)
+     USING ROWS FROM (unnest(ids, lease_nos, durations), json_array_elements(results))
+             AS r(id, lease_no, duration_ms, result)
      WHERE j.id = r.id AND j.lease_no = r.lease_no AND coalesce(j.worker, 0) = by_worker
     RETURNING j.id, j.type, j.queue, j.priority, j.org, j.lease_no, j.attempts, j.max_attempts,
       j.crashes, j.timeout_ms, j.category, j.project, j.actor_type, j.actor_id, j.request_id,
       j.correlation_id, j.traceparent, j.key, j.parent, j.scheduled_at, j.created_at, j.started_at,
-      j.payload, r.result, j.error, j.error_code, j.progress, r.duration_ms
+      j.payload, CASE WHEN json_typeof(r.result) <> 'null' THEN r.result END AS result, j.error,
+      j.error_code, j.progress, r.duration_ms
   ), kept AS (
     INSERT INTO tenure.history (id, type, status, queue, priority, org, lease_no, worker, attempts,
       max_attempts, crashes, timeout_ms, category, project, actor_type, actor_id, request_id,
@@ -778,7 +782,6 @@ BEGIN
       g.request_id, g.correlation_id, g.traceparent, g.key, g.parent, g.scheduled_at, g.created_at,
       g.started_at, moment, g.payload, g.result, g.error, g.error_code, g.progress
       FROM gone g
-    ON CONFLICT (id) DO NOTHING  -- an enqueue that came late had stored it once more
   ), noted AS (
     INSERT INTO tenure.events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
       actor_id, request_id, correlation_id, worker)
@@ -951,7 +954,7 @@ BEGIN
     g.started_at, moment, g.payload, g.returned, coalesce(g.last_error, g.error),
     coalesce(g.last_code, g.error_code), g.progress
     FROM gone g
-  ON CONFLICT (id) DO NOTHING;
+  ON CONFLICT (id) DO NOTHING;  -- an enqueue that came late had stored it once more
   UPDATE tenure.keys k
      SET status = CASE r.status WHEN 'completed' THEN 'succeeded' WHEN 'dead_letter' THEN 'dead'
                                 ELSE 'failed' END,
