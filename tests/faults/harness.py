@@ -252,7 +252,7 @@ class Fleet:
 
     def pick_up(self) -> float:
         """Seconds from a new job's commit to its start, when every worker sleeps."""
-        eventually(self._idle, within=20, what="workers with nothing to do")
+        eventually(self.idle, within=20, what="workers with nothing to do")
         id = self.observer.enqueue("quick", self.arguments()).id
         self.promised.append(id)
         eventually(lambda: self.is_done(id), within=90, what="the job done")
@@ -264,7 +264,7 @@ class Fleet:
         )
         return float(waited) / 1000
 
-    def _idle(self) -> bool:
+    def idle(self) -> bool:
         """For a while nobody has looked for jobs: after the last one they look a few times more."""
         return not self.sql(
             "SELECT 1 FROM pg_stat_activity WHERE datname = current_database()"

@@ -69,6 +69,7 @@ def test_a_claim_that_waited_hides_nothing(fleet: Callable[..., Fleet]) -> None:
     shop = fleet()
     shop.start(workers=1, producers=0)  # another one, that remembers nothing, would find them
     shop.pick_up()
+    eventually(shop.idle, what="the next claim being a sweep")
     with psycopg.connect(shop.direct) as program:
         late = {"type": "quick", "payload": shop.arguments()}
         ((id,),) = program.execute(
@@ -81,7 +82,7 @@ def test_a_claim_that_waited_hides_nothing(fleet: Callable[..., Fleet]) -> None:
         program.commit()
     began = time.monotonic()
     shop.promised.append(id)
-    eventually(lambda: shop.is_done(id), within=60, what="the late job done", every=0.05)
+    eventually(lambda: shop.is_done(id), within=20, what="the late job done", every=0.05)
     took = time.monotonic() - began
     print(f"  a late commit was found after {took:.1f} s")
     assert took < RESUME_WITHIN

@@ -16,8 +16,9 @@ from tenure.engine.wire import Assignment, Cancel, FromChild, Pipe, Run, Stop, T
 from tenure.job import ClaimedJob
 
 AHEAD_SECONDS = 0.05  # claim ahead what the child empties in this time, at its measured rate
-MOST_AHEAD = 1000  # a batch of this size holds the write lock for about 15 ms
-SLOTS = 10_000 + MOST_AHEAD  # the most concurrency the settings allow, and what is claimed ahead
+MOST_AHEAD = 1000  # a batch of this size holds SQLite's only write lock for about 15 ms
+MOST_AHEAD_PARALLEL = 2000  # where nobody waits for that, and a claim takes a round trip longer
+SLOTS = 10_000 + MOST_AHEAD_PARALLEL  # the most concurrency there may be, and what is ahead of it
 RATE_WINDOW = 0.05  # of work: the time a child waits for jobs says nothing about its rate
 
 
@@ -48,6 +49,7 @@ class Child:
         self.holds: dict[str, tuple[ClaimedJob, int]] = {}  # id -> job, slot
         self.cancels: dict[str, float] = {}  # id -> when it was asked to stop
         self.cancel_grace = float("inf")
+        self.most_ahead = MOST_AHEAD
         self._free_slots = list(range(SLOTS))
         self._lock = threading.Lock()
         self._rate = 0.0
@@ -62,7 +64,7 @@ class Child:
     def room(self) -> int:
         if not self.ready or self.leaving:
             return 0
-        ahead = 0 if self.solo else min(int(self._rate * AHEAD_SECONDS), MOST_AHEAD)
+        ahead = 0 if self.solo else min(int(self._rate * AHEAD_SECONDS), self.most_ahead)
         return max(0, self.concurrency + ahead - len(self.holds))
 
     def hand(self, jobs: list[ClaimedJob], worker: int) -> bool:

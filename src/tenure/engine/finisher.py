@@ -51,6 +51,10 @@ class Finisher:
             return {end.id for end in (*self._ended, *self._flying)}
 
     @property
+    def waiting(self) -> int:
+        return len(self._ended)
+
+    @property
     def behind(self) -> bool:
         """Claiming more would only make it worse."""
         return len(self._ended) > BEHIND

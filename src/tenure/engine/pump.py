@@ -25,6 +25,10 @@ from tenure.wakeup import Wakeup
 log = logging.getLogger("tenure.worker")
 
 MOST_CLAIM = 2000
+# Under load a batch costs one commit whatever its size: outcomes gather for a moment, and room for
+# more jobs until half of what children may hold is free.
+ENOUGH = 500
+GATHER_SECONDS = 0.02
 STOPPED_PAUSE = 1.0  # nothing is claimed any more: only a poke has work for us
 REPORT_UNKNOWN_EVERY = 60.0
 
@@ -77,6 +81,7 @@ class Pump:
             self._poked.clear()
             try:
                 if self.finisher.pending and not self._store.parallel:
+                    self._gather(self._poked)
                     self._roster.drop(self.finisher.flush(self._roster.worker))
                 # Said before `claiming` is read: whoever has stopped the claiming and sees us not
                 # busy knows that no claimed job is on its way to a child.
@@ -105,6 +110,7 @@ class Pump:
             self._reported.clear()
             try:
                 while self.finisher.pending:
+                    self._gather(self._reported)
                     self._roster.drop(self.finisher.flush(self._roster.worker))
                     self._poked.set()  # what a finish released may be claimed; a drain may be over
             except StoreError as error:
@@ -114,6 +120,19 @@ class Pump:
             failures = 0
             self._on_idle()
             self._reported.wait(STOPPED_PAUSE)
+
+    def _gather(self, reported: threading.Event) -> None:
+        until = time.monotonic() + GATHER_SECONDS
+        while self.finisher.waiting < ENOUGH and self._loaded() and self.claiming:
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            reported.clear()
+            reported.wait(left)
+
+    def _loaded(self) -> bool:
+        """Children have enough to do for now, whatever we do meanwhile."""
+        return self._roster.held_count() > 2 * self._plan.concurrency * self._plan.processes
 
     def _more_to_write(self) -> bool:
         return self.finisher.pending and not self._store.parallel
@@ -127,8 +146,8 @@ class Pump:
     def _claim_and_hand(self) -> int:
         rooms = self._roster.rooms()
         free = min(sum(rooms.values()), MOST_CLAIM)
-        if self.finisher.behind:
-            return 0  # a poke comes when it has caught up
+        if self.finisher.behind or self._half_full(free):
+            return 0  # a poke comes when that has changed
         if self._plan.max_jobs is not None:
             free = min(free, self._plan.max_jobs - self._handed)
             if self._handed >= self._plan.max_jobs:
@@ -144,6 +163,9 @@ class Pump:
             jobs = [job for job in jobs if not (job.crashes or job.type in self.alone)]
         self._hand_out(jobs, rooms)
         return len(jobs) + len(alone)
+
+    def _half_full(self, free: int) -> bool:
+        return free < ENOUGH and free < self._roster.held_count() and self._loaded()
 
     def _enough_alone(self) -> bool:
         """What waits here to run alone is out of other workers' reach: claim no more then. Many
@@ -223,7 +245,8 @@ class Pump:
         """Until the next look: never later than the next due job."""
         healthy = self._wakeup.healthy()
         poll = self._settings.hint_poll_interval_ms if healthy else self._settings.poll_interval_ms
-        if not any(self._roster.rooms().values()) or self._enough_alone():
+        free = sum(self._roster.rooms().values())
+        if free == 0 or self._half_full(free) or self._enough_alone():
             return poll / 1000  # whatever ends pokes us
         due = self._store.next_due([name for name, cap in self._caps().items() if cap])
         return (poll if due is None else min(poll, max(due, 1))) / 1000

@@ -43,6 +43,9 @@ class Roster:
             known.update(child.holds)
         return known
 
+    def held_count(self) -> int:
+        return len(self.alone) + sum(len(child.holds) for child in self.children)
+
     def held_by_queue(self) -> dict[str, int]:
         running: dict[str, int] = {}
         for child in self.children:

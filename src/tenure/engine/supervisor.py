@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from tenure import outcome, policy
 from tenure.config import Settings
 from tenure.engine import host
-from tenure.engine.crew import Child
+from tenure.engine.crew import MOST_AHEAD_PARALLEL, Child
 from tenure.engine.janitor import Janitor
 from tenure.engine.plan import Plan, Summary
 from tenure.engine.pump import Pump
@@ -118,7 +118,7 @@ class Supervisor:
         """Work until drained or stopped; `first` are children that have said hello."""
         self._start = start
         for child in first:
-            child.cancel_grace = self._settings.cancel_grace_seconds
+            self._instruct(child)
             self._roster.add(child)
         loops = {
             "pump": self._pump.run,
@@ -192,10 +192,15 @@ class Supervisor:
         """A new child; with a job, one that runs it alone."""
         solo = job is not None
         child = self._start(1 if solo else self._plan.concurrency, solo=solo)
-        child.cancel_grace = self._settings.cancel_grace_seconds
+        self._instruct(child)
         if job is not None:
             child.hand([job], self._roster.worker)  # waits in the pipe until the child is ready
         self._roster.add(child)
+
+    def _instruct(self, child: Child) -> None:
+        child.cancel_grace = self._settings.cancel_grace_seconds
+        if self._store.parallel:
+            child.most_ahead = MOST_AHEAD_PARALLEL
 
     def _bury(self, child: Child) -> None:
         """A process has ended. What had started in it is charged, the rest is given back."""

@@ -339,8 +339,8 @@ BEGIN
     END IF;
     IF cardinality(due) > 0 THEN
       IF picked = '{}' THEN
-        -- Nobody may declare this worker dead between here and the commit.
-        PERFORM 1 FROM tenure.workers w WHERE w.no = by_worker AND w.dead_at IS NULL FOR SHARE;
+        -- Nobody may declare this worker dead between here and the commit; it may renew.
+        PERFORM 1 FROM tenure.workers w WHERE w.no = by_worker AND w.dead_at IS NULL FOR KEY SHARE;
         IF NOT FOUND THEN
           RETURN;
         END IF;
@@ -861,7 +861,7 @@ DECLARE
   moment bigint := coalesce(now_ms, tenure.clock());
   runs tenure.ended[];
 BEGIN
-  -- Somebody holds its row: a renewal that is under way, or a stranger. No proof of a death.
+  -- Somebody holds its row: a renewal or a claim under way, or a stranger. No proof of a death.
   PERFORM 1 FROM tenure.workers w WHERE w.no = dead FOR UPDATE SKIP LOCKED;
   IF NOT FOUND THEN
     RETURN;

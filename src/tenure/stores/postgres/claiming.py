@@ -21,7 +21,9 @@ from tenure.stores.postgres.database import to_uuid_text
 from tenure.stores.rows import in_order
 
 UNKNOWN_TYPE_LATER_MS = 10_000
-SWEEP_SECONDS = 0.1  # at most this often, and at most a twentieth of the time
+# A sweep at most this often, and at most a twentieth of the time; but what it took may have been a
+# wait for somebody's lock, so never this seldom.
+SWEEP_SECONDS, SELDOM_SECONDS = 0.1, 3.0
 SWEEP_SHARE = 20
 MOST_LANES = 4096
 FIRST_ID = "00000000-0000-0000-0000-000000000000"
@@ -44,7 +46,8 @@ class Memory:
 
     def sweep_in(self) -> float:
         """Seconds until the next sweep may be."""
-        return self.swept + max(SWEEP_SECONDS, SWEEP_SHARE * self.cost) - time.monotonic()
+        pause = min(max(SWEEP_SECONDS, SWEEP_SHARE * self.cost), SELDOM_SECONDS)
+        return self.swept + pause - time.monotonic()
 
     def parameters(self, *, sweep: bool) -> dict[str, Any]:
         given: dict[str, Any] = {"turns": self.turns, "rewind": self.rewind}
