@@ -132,7 +132,7 @@ class Pump:
 
     def _loaded(self) -> bool:
         """Children have enough to do for now, whatever we do meanwhile."""
-        return self._roster.held_count() > 2 * self._plan.concurrency * self._plan.processes
+        return self._roster.crowd() > 2 * self._plan.concurrency * self._plan.processes
 
     def _more_to_write(self) -> bool:
         return self.finisher.pending and not self._store.parallel
@@ -165,7 +165,7 @@ class Pump:
         return len(jobs) + len(alone)
 
     def _half_full(self, free: int) -> bool:
-        return free < ENOUGH and free < self._roster.held_count() and self._loaded()
+        return free < ENOUGH and free < self._roster.crowd() and self._loaded()
 
     def _enough_alone(self) -> bool:
         """What waits here to run alone is out of other workers' reach: claim no more then. Many

@@ -43,8 +43,9 @@ class Roster:
             known.update(child.holds)
         return known
 
-    def held_count(self) -> int:
-        return len(self.alone) + sum(len(child.holds) for child in self.children)
+    def crowd(self) -> int:
+        """How many jobs run or wait in the children that take many."""
+        return sum(len(child.holds) for child in self.children if not child.solo)
 
     def held_by_queue(self) -> dict[str, int]:
         running: dict[str, int] = {}
