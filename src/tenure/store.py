@@ -248,8 +248,9 @@ class Store(Protocol):
     def cancel_requests(self, worker: int) -> dict[str, str]:
         """Cancel requests for jobs this worker runs: id -> reason."""
 
-    def workers(self) -> list[WorkerInfo]:
-        """Every worker row, dead ones included while they are kept."""
+    def workers(self, *, count: bool = True) -> list[WorkerInfo]:
+        """Every worker row, dead ones included while they are kept. Without `count` what they
+        hold is not counted (0): whoever asks every second does not pay for that."""
 
     def rescue(
         self,
@@ -272,6 +273,10 @@ class Store(Protocol):
 
     def next_due(self, queues: Sequence[str], *, now_ms: int | None = None) -> int | None:
         """Milliseconds until the next job of these queues is due; None when there is none."""
+
+    def sweep(self, *, now_ms: int | None = None) -> int:
+        """For stores whose claims remember where they were: look for due jobs that they would
+        pass over. How many places have some; the next claim finds them."""
 
     # -- reading ------------------------------------------------------------------------------
     def get(self, id: str, *, org: str | None = None) -> Job | None: ...

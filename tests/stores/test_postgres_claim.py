@@ -8,6 +8,7 @@ by hand: what a claim finds here it finds by itself, or a test asks for the swee
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import psycopg
@@ -78,7 +79,7 @@ def walk_on(store: PostgresStore, no: int, clock: Clock, **over: object) -> None
 
 def forbid_sweeps(store: PostgresStore) -> None:
     for memory in store._memory.values():
-        memory.swept, memory.cost = 1e12, 0.0
+        memory.swept, memory.costs = 1e12, (0.0, 0.0)
 
 
 def sweep(store: PostgresStore) -> None:
@@ -115,6 +116,45 @@ def test_a_late_commit_is_found_by_a_sweep_that_comes_by_itself(
     for memory in store._memory.values():
         memory.swept -= 0.2
     assert [job.id for job in claim(store, no)] == [hidden]
+
+
+def make_sweeps_dear(store: PostgresStore) -> None:
+    """As beside a long transaction, when they walk over everything that was ever claimed."""
+    for memory in store._memory.values():
+        memory.swept, memory.costs = time.monotonic() - 3.0, (0.1, 0.1)
+
+
+def test_a_dear_sweep_is_left_to_a_look_beside_the_claims(
+    store: PostgresStore, no: int, clock: Clock
+) -> None:
+    make_sweeps_dear(store)
+    hidden = late_row(store, clock)
+    assert claim(store, no) == []
+    assert store.next_due(["default"]) is None  # whoever sweeps will poke us
+    assert store.sweep() == 1
+    assert [job.id for job in claim(store, no)] == [hidden]
+    make_sweeps_dear(store)
+    put_many(store, 3)  # where claims are looking anyway
+    assert store.sweep() == 0
+    assert len(claim(store, no)) == 3
+
+
+def test_a_dear_sweep_is_made_by_a_claim_when_nobody_else_does(
+    store: PostgresStore, no: int, clock: Clock
+) -> None:
+    make_sweeps_dear(store)
+    hidden = late_row(store, clock)
+    for memory in store._memory.values():
+        memory.swept -= 60.0
+    assert [job.id for job in claim(store, no)] == [hidden]
+
+
+def test_one_sweep_that_waited_for_a_lock_makes_none_dear(store: PostgresStore, no: int) -> None:
+    for memory in store._memory.values():
+        memory.was_swept(time.monotonic())
+        memory.was_swept(time.monotonic() - 30.0)
+        assert memory.sweep_in() <= 0.1
+        assert memory.cost < 0.02
 
 
 def test_an_idle_queue_asks_for_no_sweep_after_a_sweep(store: PostgresStore, no: int) -> None:

@@ -48,7 +48,7 @@ class Janitor:
     def look(self, own: int) -> int:
         """One pass; how many jobs were put back."""
         put_back = 0
-        for worker in self._store.workers():
+        for worker in self._store.workers(count=False):
             if worker.no == own or worker.dead_at is not None:
                 self._seen.pop(worker.no, None)
                 continue

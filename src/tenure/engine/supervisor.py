@@ -371,7 +371,8 @@ class Supervisor:
     def _tidy(self, over: threading.Event) -> None:
         while True:
             try:
-                if self._janitor.look(self._roster.worker) + self._janitor.settle():
+                found = self._janitor.look(self._roster.worker) + self._janitor.settle()
+                if found + self._store.sweep():
                     self._pump.poke()
                 self._janitor.prune_when_due()
             except StoreError as error:

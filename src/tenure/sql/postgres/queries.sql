@@ -81,6 +81,12 @@ SELECT * FROM tenure.claim(%(worker)s, %(queues)s, %(mosts)s, %(total)s, %(memor
 -- name: next_due
 SELECT tenure.next_due(%(queues)s, %(memory)s::jsonb, %(now)s);
 
+-- Lanes with due rows, looked at from their beginning: what a claim with a memory passes over.
+-- name: lanes
+SELECT l.priority, l.org, l.first_ready
+  FROM (SELECT coalesce(%(now)s, tenure.clock()) AS now) t, tenure.lanes(%(queue)s, '{}', t.now) l
+ WHERE l.first_ready <= t.now;
+
 -- Returns what was not accepted.
 -- name: finish_completed
 SELECT id, lease_no FROM tenure.finish_completed(%(worker)s, %(ids)s::uuid[], %(lease_nos)s::integer[],
@@ -140,7 +146,7 @@ SELECT id, coalesce(cancel_reason, '') FROM tenure.jobs
 -- name: workers
 SELECT w.no, w.id, w.host, w.boot, w.pid, w.pid_started, w.beat, w.lease_ms, w.started_at,
        w.seen_at, w.dead_at, w.dead_reason, w.meta,
-       (SELECT count(*) FROM tenure.jobs j WHERE j.worker = w.no)
+       CASE WHEN %(count)s THEN (SELECT count(*) FROM tenure.jobs j WHERE j.worker = w.no) ELSE 0 END
   FROM tenure.workers w ORDER BY w.no;
 
 -- name: clock

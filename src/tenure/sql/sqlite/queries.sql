@@ -392,7 +392,7 @@ SELECT id, coalesce(cancel_reason, '') FROM tenure_jobs
 
 -- name: workers
 SELECT no, id, host, boot, pid, pid_started, beat, lease_ms, started_at, seen_at, dead_at,
-       dead_reason, meta, (SELECT count(*) FROM tenure_jobs WHERE worker = no)
+       dead_reason, meta, iif(:count, (SELECT count(*) FROM tenure_jobs WHERE worker = no), 0)
   FROM tenure_workers ORDER BY no;
 
 -- A worker is declared dead only if it has not renewed since the rescuer looked.

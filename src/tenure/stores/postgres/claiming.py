@@ -4,8 +4,9 @@ What the claim remembers. A row that was claimed stays in the index until vacuum
 long transaction anywhere in the database keeps vacuum from doing so: every claim would walk over
 all that was claimed before (54.8 k jobs/s at first, 1.9 k after 500,000 jobs). So for each lane, a
 (queue, priority, org), the place of the last claimed row is remembered and the next claim starts
-there; see tenure.lanes. What could appear before that place is looked for by a sweep, a claim
-without memory, often enough: no guarantee rests on the memory.
+there; see tenure.lanes. What could appear before that place is looked for by a sweep: a claim
+without memory while that is cheap, else a look beside the claims (`sweep`, from the janitor's
+thread), which then stall for nothing. No guarantee rests on the memory.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from tenure.stores.postgres.database import to_uuid_text
 from tenure.stores.rows import in_order
 
 UNKNOWN_TYPE_LATER_MS = 10_000
-# A sweep at most this often, and at most a twentieth of the time; but what it took may have been a
-# wait for somebody's lock, so never this seldom.
-SWEEP_SECONDS, SELDOM_SECONDS = 0.1, 3.0
+SWEEP_SECONDS = 0.1  # a sweep at most this often, and at most a twentieth of the time
 SWEEP_SHARE = 20
+CHEAP_SECONDS = 0.02  # what takes longer is done beside the claims
+SELDOM_SECONDS = 30.0  # or by them after all, when nobody else does it
 MOST_LANES = 4096
 FIRST_ID = "00000000-0000-0000-0000-000000000000"
 
@@ -41,15 +42,33 @@ class Memory:
         self.turns: dict[int, str] = {}  # priority: org served last
         self.rewind = 0
         self.start: tuple[int, str] | None = None  # where the walk over the lanes was cut
-        self.swept = self.cost = 0.0
+        self.swept = 0.0
+        self.costs = (0.0, 0.0)  # of the last two sweeps, in seconds
         self.hidden = False  # something may be waiting before the remembered places
+        self.stale: set[tuple[int, str]] = set()  # lanes in which a sweep has found something
+
+    @property
+    def cost(self) -> float:
+        """The smaller of two: one may have waited for somebody's lock."""
+        return min(self.costs)
 
     def sweep_in(self) -> float:
         """Seconds until the next sweep may be."""
-        pause = min(max(SWEEP_SECONDS, SWEEP_SHARE * self.cost), SELDOM_SECONDS)
-        return self.swept + pause - time.monotonic()
+        return self.swept + max(SWEEP_SECONDS, SWEEP_SHARE * self.cost) - time.monotonic()
+
+    def claim_sweeps(self) -> bool:
+        """Whether the next claim is the sweep."""
+        if self.cost < CHEAP_SECONDS:
+            return self.sweep_in() <= 0
+        return time.monotonic() - self.swept > max(SELDOM_SECONDS, 2 * SWEEP_SHARE * self.cost)
+
+    def was_swept(self, began: float) -> None:
+        self.swept = time.monotonic()
+        self.costs = (self.costs[1], self.swept - began)
 
     def parameters(self, *, sweep: bool) -> dict[str, Any]:
+        while self.stale:
+            self.lanes.pop(self.stale.pop(), None)
         given: dict[str, Any] = {"turns": self.turns, "rewind": self.rewind}
         if self.start is not None:
             given["from_priority"], given["from_org"] = self.start
@@ -107,7 +126,7 @@ class Claiming(PostgresBase):
         if types is not self._types[0]:
             self._types = (types, None if types is None else sorted(types))
         memories = {queue: self._memory.setdefault(queue, Memory()) for queue, _most in wants}
-        sweeps = {queue for queue, memory in memories.items() if memory.sweep_in() <= 0}
+        sweeps = {queue for queue, memory in memories.items() if memory.claim_sweeps()}
         parameters = {
             "worker": worker,
             "queues": [queue for queue, _most in wants],
@@ -125,9 +144,8 @@ class Claiming(PostgresBase):
         # Not repeated when its reply is lost: the leases nobody heard of are given back by the
         # next renewals, and the next claim takes others.
         rows = self._rows("claim", parameters, repeatable=False)
-        ended = time.monotonic()
         for queue in sweeps:
-            memories[queue].swept, memories[queue].cost = ended, ended - began
+            memories[queue].was_swept(began)
         jobs, unknown, more = self._read_claim(rows, sweeps)
         return Claim(in_order(jobs), unknown, more)
 
@@ -163,8 +181,32 @@ class Claiming(PostgresBase):
             "now": self._now(now_ms),
         }
         ((due,),) = self._rows("next_due", parameters)
-        waits = [max(1, int(m.sweep_in() * 1000)) for m in known.values() if m.hidden]
+        waits = [
+            max(1, int(m.sweep_in() * 1000))
+            for m in known.values()
+            if m.hidden and m.cost < CHEAP_SECONDS
+        ]
         return min([*waits, *([] if due is None else [due])], default=None)
+
+    def sweep(self, *, now_ms: int | None = None) -> int:
+        """Look for due rows before the remembered places of the queues where a claim should not."""
+        found = 0
+        for queue, memory in list(self._memory.items()):
+            if memory.cost < CHEAP_SECONDS or memory.sweep_in() > 0:
+                continue
+            began = time.monotonic()
+            lanes = self._rows("lanes", {"queue": queue, "now": self._now(now_ms)})
+            places = memory.lanes
+            behind = {
+                (priority, org)
+                for priority, org, ready_at in lanes
+                if ready_at < places.get((priority, org), (-1, ""))[0]
+            }
+            memory.stale |= behind
+            memory.hidden = False
+            memory.was_swept(began)
+            found += len(behind)
+        return found
 
 
 def _claimed(row: Row) -> ClaimedJob:

@@ -58,8 +58,8 @@ class Leases(Finishing):
     def cancel_requests(self, worker: int) -> dict[str, str]:
         return dict(self._rows("cancel_requests", {"worker": worker}))
 
-    def workers(self) -> list[WorkerInfo]:
-        rows = self._rows("workers", {})
+    def workers(self, *, count: bool = True) -> list[WorkerInfo]:
+        rows = self._rows("workers", {"count": count})
         return [
             WorkerInfo._make((*row[:12], msgspec.json.decode(row[12]), row[13])) for row in rows
         ]

@@ -168,6 +168,10 @@ class Claiming(SqliteBase):
                     soonest = ready_at if soonest is None else min(soonest, ready_at)
         return None if soonest is None else max(0, soonest - now)
 
+    def sweep(self, *, now_ms: int | None = None) -> int:
+        """A claim here remembers nothing and passes nothing over."""
+        return 0
+
     def _first_ready(self, db: sqlite3.Connection, queue: str, priority: int) -> int:
         """The soonest of all orgs of a lane; beyond 4,096 orgs polling has to do."""
         soonest, org = 1 << 62, ""

@@ -53,9 +53,9 @@ class Leases(Finishing):
         with self.file.read() as db:
             return dict(db.execute(self._sql["cancel_requests"], {"worker": worker}).fetchall())
 
-    def workers(self) -> list[WorkerInfo]:
+    def workers(self, *, count: bool = True) -> list[WorkerInfo]:
         with self.file.read() as db:
-            rows = db.execute(self._sql["workers"]).fetchall()
+            rows = db.execute(self._sql["workers"], {"count": count}).fetchall()
         return [
             WorkerInfo._make((*row[:12], msgspec.json.decode(row[12]), row[13])) for row in rows
         ]
