@@ -45,12 +45,16 @@ def test_orgs_take_turns(app: tenure.App) -> None:
     assert all(f"small{n}" in order[:8] for n in range(3))
 
 
-def test_critical_comes_sooner_and_default_does_not_starve(app: tenure.App) -> None:
+@pytest.mark.parametrize("concurrency", [1, 60])
+def test_critical_comes_sooner_and_default_does_not_starve(
+    app: tenure.App, concurrency: int
+) -> None:
+    """Also when one claim takes all of them."""
     work, order = recorder(app)
     app.enqueue_many([work.options(queue="critical").job("critical") for _ in range(40)])
     app.enqueue_many([work.options(queue="default").job("default") for _ in range(40)])
 
-    app.run_worker(drain=True, concurrency=1)
+    app.run_worker(drain=True, concurrency=concurrency)
 
     start = order[:20]
     assert 2 <= start.count("default") <= 8  # one turn in five

@@ -186,7 +186,7 @@ class Pump:
         wants = [(name, min(turn, caps[name])) for name, turn in turns.items() if turn]
         jobs = self._take(wants, free)
         if len(jobs) == free:
-            return jobs
+            return _in_turn(jobs)
         got = dict.fromkeys(caps, 0)
         for job in jobs:
             got[job.queue] += 1
@@ -197,7 +197,7 @@ class Pump:
         if others:
             others.sort(key=lambda want: -self._credit.get(want[0], 0.0))
             jobs += self._take(others, free - len(jobs))
-        return jobs
+        return _in_turn(jobs)
 
     def _take(self, wants: list[tuple[str, int]], limit: int) -> list[ClaimedJob]:
         claim = self._store.claim(self._roster.worker, wants, self.types, limit=limit)
@@ -289,6 +289,21 @@ class Pump:
             add("due later", max(0, later))
             add("of unknown type", unknown)
         return left
+
+
+def _in_turn(jobs: list[ClaimedJob]) -> list[ClaimedJob]:
+    """Queues take turns by weight within a batch too, however large it is; priorities come first
+    and each queue keeps its own order."""
+    if len({job.queue for job in jobs}) < 2:
+        return jobs
+    turns: dict[tuple[int, str], int] = {}
+    placed = []
+    for place, job in enumerate(jobs):
+        turn = turns[job.priority, job.queue] = turns.get((job.priority, job.queue), 0) + 1
+        when = turn / policy.QUEUE_WEIGHTS.get(job.queue, 1.0)
+        placed.append((job.priority, when, place, job))
+    placed.sort()
+    return [entry[-1] for entry in placed]
 
 
 def _back_off(error: StoreError, over: threading.Event, failures: int) -> None:
