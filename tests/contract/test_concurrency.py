@@ -184,12 +184,17 @@ def test_a_claim_and_a_rescue_at_once_strand_no_job(
     for round in range(20):
         no = worker(store)
         id = put(store, queue=f"q{round}")
-        jobs, _ = together(
+        jobs, rescued = together(
             partial(claim, store, no, queue=f"q{round}"),
             partial(rescue, other, no, beat=0, started=frozenset()),
         )
 
+        if rescued is None:  # seen claiming: that is no death
+            assert worker_row(store, no).dead_at is None
+            assert [job.id for job in jobs] == [id]
+            rescue(other, no, started=frozenset())
         # Whoever was first: a dead worker holds nothing.
+        assert worker_row(store, no).dead_at is not None
         assert get(store, id).status == "queued"
         assert get(store, id).attempts == len(jobs)
 
