@@ -59,6 +59,7 @@ class Pump:
         self._unknown: dict[str, float] = {}  # type -> when it was last complained about
         self._handed = 0
         self._look_again = False
+        self._names: dict[str, bool] = {}  # queue -> paused, as last seen
         self.types: frozenset[str] = frozenset()
         self.alone: frozenset[str] = frozenset()
         self.finisher = Finisher(store)
@@ -91,7 +92,7 @@ class Pump:
                 claimed = self._claim_and_hand() if self.claiming else 0
                 self.busy = False
                 failures = 0
-                if claimed or self._look_again or self._more_to_write():
+                if claimed or self._look_again or self._more_to_write() or self._new_queues():
                     continue
                 if idle:
                     self._check_drained()
@@ -207,15 +208,25 @@ class Pump:
         return claim.jobs
 
     def _caps(self) -> dict[str, int]:
-        """The queues to look at now, with how many more of each may run here."""
+        """The queues to look at now, with how many more of each may run here. All there are were
+        learned before the last sleep: whoever hurries to a new job need not ask again."""
         if self._plan.queues is None:
-            names = self._store.queue_names()
-            return {name: MOST_CLAIM for name, paused in names.items() if not paused}
+            if not self._names:
+                self._names = self._store.queue_names()
+            return {name: MOST_CLAIM for name, paused in self._names.items() if not paused}
         running = self._roster.held_by_queue()
         return {
             name: MOST_CLAIM if cap is None else max(0, cap - running.get(name, 0))
             for name, cap in self._plan.queues.items()
         }
+
+    def _new_queues(self) -> bool:
+        """After a claim that found nothing: is there a queue it did not look at?"""
+        free = sum(self._roster.rooms().values())
+        if self._plan.queues is not None or not self.claiming or not free or self._half_full(free):
+            return False
+        before, self._names = self._names, self._store.queue_names()
+        return self._names != before
 
     def _hand_out(self, jobs: list[ClaimedJob], rooms: dict[Child, int]) -> None:
         """To each child in proportion to its room."""

@@ -41,6 +41,7 @@ log = logging.getLogger("tenure.worker")
 LOOK_EVERY = 1.0
 BUSY_LOOK_EVERY = 0.25  # time-outs are looked at this often while anything runs
 HARD_GRACE = 1.5  # past its time-out plus this, a silent child is killed
+CALM_SECONDS, ASK_SECONDS = 0.02, 0.25  # after a hint, until cancel requests are asked for
 RESTART_PAUSE = 1.0  # a child that dies before it ended or began any job is not restarted at once
 
 
@@ -359,10 +360,19 @@ class Supervisor:
 
     # -- hints and upkeep ---------------------------------------------------------------------
     def _listen(self, over: threading.Event) -> None:
+        """A hint is most likely about new jobs, and those are in a hurry: whether it was about a
+        cancel request is asked a moment later, when there is no other hint, or four times a
+        second."""
+        owed, since = False, 0.0
         while not over.is_set():
-            if not self._wakeup.wait(60.0):
+            hinted = self._wakeup.wait(CALM_SECONDS if owed else 60.0)
+            now = time.monotonic()
+            if hinted:
+                self._pump.poke()
+                owed, since = True, since if owed else now
+            if not owed or (hinted and now - since < ASK_SECONDS):
                 continue
-            self._pump.poke()
+            owed = False
             try:
                 self._renewal.pass_on(self._store.cancel_requests(self._roster.worker))
             except StoreError as error:
