@@ -235,15 +235,23 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
   none CONSTANT uuid := '00000000-0000-0000-0000-000000000000';
-  priorities smallint[] := ARRAY(SELECT jsonb_array_elements_text(known -> 'priorities'));
-  orgs text[] := ARRAY(SELECT jsonb_array_elements_text(known -> 'orgs'));
-  readys bigint[] := ARRAY(SELECT jsonb_array_elements_text(known -> 'readys'));
-  ids uuid[] := ARRAY(SELECT jsonb_array_elements_text(known -> 'ids'));
+  priorities smallint[];
+  orgs text[] := '{}';
+  readys bigint[];
+  ids uuid[];
   at_priority smallint := coalesce((known ->> 'from_priority')::smallint, 0);
   at_org text COLLATE "C" := coalesce(known ->> 'from_org', '');
   n integer := 1;
   lane tenure.lane;
 BEGIN
+  IF known ? 'orgs' THEN
+    SELECT array_agg(k.priority), array_agg(k.org), array_agg(k.ready), array_agg(k.id)
+      INTO priorities, orgs, readys, ids
+      FROM ROWS FROM (
+        jsonb_array_elements_text(known -> 'priorities'), jsonb_array_elements_text(known -> 'orgs'),
+        jsonb_array_elements_text(known -> 'readys'), jsonb_array_elements_text(known -> 'ids'))
+        AS k(priority, org, ready, id);
+  END IF;
   WHILE n <= cardinality(orgs) AND (priorities[n], orgs[n] COLLATE "C") <= (at_priority, at_org) LOOP
     n := n + 1;
   END LOOP;
@@ -349,11 +357,14 @@ BEGIN
       picked := picked || got;
       room := room - cardinality(got);
     END IF;
-    RETURN QUERY
-    SELECT NULL::uuid, -1, state.rewind_no::text, NULL::json, (room > 0)::integer, NULL::integer,
-      NULL::integer, NULL::bigint, queues[n], cut.priority, NULL::text, cut.org, NULL::text,
-      NULL::text, NULL::text, NULL::text, NULL::text, NULL::text, NULL::text, NULL::uuid,
-      NULL::bigint, NULL::bigint, moment;
+    lease_no := -1;
+    type := state.rewind_no;
+    attempts := (room > 0)::integer;
+    queue := queues[n];
+    priority := cut.priority;
+    org := cut.org;
+    ready_at := moment;
+    RETURN NEXT;
   END LOOP;
   IF picked = '{}' THEN
     RETURN;
@@ -405,6 +416,15 @@ DECLARE
   got integer;
   ids uuid[];
 BEGIN
+  IF cardinality(due) = 1 THEN  -- mostly
+    lane := due[1];
+    RETURN ARRAY(
+      SELECT j.id FROM tenure.jobs j
+       WHERE j.status = 'queued' AND j.waits = 0 AND j.queue = in_queue
+         AND j.priority = lane.priority AND j.org = lane.org AND j.ready_at <= moment
+         AND (j.ready_at, j.id) > (lane.since_ready, lane.since_id)
+       ORDER BY j.ready_at, j.id LIMIT most FOR UPDATE SKIP LOCKED);
+  END IF;
   FOR tier IN SELECT DISTINCT l.priority FROM unnest(due) l ORDER BY 1 LOOP
     hungry := ARRAY(
       SELECT l FROM unnest(due) l WHERE l.priority = tier
