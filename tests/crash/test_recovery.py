@@ -7,6 +7,8 @@ import signal
 import time
 from collections.abc import Callable
 
+from places import only
+
 from .harness import Workshop, eventually, gone
 
 HOLD = """
@@ -176,3 +178,32 @@ def test_a_handler_s_subprocess_can_be_terminated(workshop: Callable[..., Worksh
     shop.worker()
 
     assert shop.app.result(shop.jobs.starts.enqueue().id, timeout=15) == -signal.SIGTERM
+
+
+@only("sqlite", "no store is open yet when it happens")
+def test_a_child_killed_before_it_said_hello_is_started_again(
+    workshop: Callable[..., Workshop],
+) -> None:
+    """Killed for want of memory while it imports, say: that is not the app's fault, and a worker
+    that left for it would be missing until somebody notices."""
+    shop = workshop(
+        """
+        if __name__ == "jobs" and not there("go"):  # in a worker, not in this test
+            say("importing", os.getpid())
+            while not there("go"):
+                time.sleep(0.01)
+
+        @app.task
+        def work() -> int:
+            return 7
+        """
+    )
+    worker = shop.worker(ready=False)
+    shop.wait_said("importing")
+    os.kill(int(shop.said()[0][1]), signal.SIGKILL)
+    shop.wait_said("importing", times=2)
+    shop.touch("go")
+    receipt = shop.jobs.work.enqueue()
+    assert shop.app.result(receipt.id, timeout=20) == 7
+    assert worker.alive, worker.log
+    assert "before it said hello" in worker.log

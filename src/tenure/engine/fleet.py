@@ -6,6 +6,7 @@ hello carries the app's settings and the types it knows.
 
 from __future__ import annotations
 
+import logging
 import queue
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,7 +23,10 @@ from tenure.errors import ConfigError
 from tenure.store import Store
 from tenure.wakeup import Wakeup
 
+log = logging.getLogger("tenure.worker")
+
 HELLO_SECONDS = 120.0
+STARTS = 5  # of a first child that is killed each time
 # Claims and finishes, and whatever else there is in between; with one for the lease and two for
 # hints a worker has five.
 CONNECTIONS = 2
@@ -50,8 +54,7 @@ def run_fleet(
         lambda child, message: mail.put((child, message)),
         lambda child: mail.put((child, None)),
     )
-    first = crew.start(concurrency)
-    hello = _hello(first, mail)
+    first, hello = _first_child(lambda: crew.start(concurrency), mail)
     chosen: dict[str, Any] = {
         "concurrency": concurrency,
         "processes": processes,
@@ -91,14 +94,28 @@ def run_fleet(
         store.close()
 
 
-def _hello(child: Child, mail: queue.SimpleQueue[tuple[Child, FromChild | None]]) -> Hello:
-    try:
-        _, said = mail.get(timeout=HELLO_SECONDS)
-    except queue.Empty:
-        said = None
-    if isinstance(said, Hello):
-        return said
-    child.kill("the app could not be loaded")
-    child.close()
-    why = said.message if isinstance(said, Refused) else "its process ended without a word"
-    raise ConfigError(f"the app could not be loaded: {why}")
+def _first_child(
+    start: Callable[[], Child], mail: queue.SimpleQueue[tuple[Child, FromChild | None]]
+) -> tuple[Child, Hello]:
+    """The child that tells us what the app is. One that was killed before it could (by hand, for
+    want of memory) says nothing about the app: another is started."""
+    for attempt in range(1, STARTS + 1):
+        child = start()
+        try:
+            _, said = mail.get(timeout=HELLO_SECONDS)
+        except queue.Empty:
+            child.kill("it did not say hello")
+            child.close()
+            raise ConfigError(
+                f"the app could not be loaded: it took longer than {HELLO_SECONDS:g} s to import"
+            ) from None
+        if isinstance(said, Hello):
+            return child, said
+        how = said.message if isinstance(said, Refused) else child.how_it_died()
+        killed = said is None and child.process is not None and (child.process.returncode or 0) < 0
+        child.kill("the app could not be loaded")
+        child.close()
+        if not killed or attempt == STARTS:
+            break
+        log.warning("the first child is gone before it said hello: %s; starting another", how)
+    raise ConfigError(f"the app could not be loaded: {how}")
