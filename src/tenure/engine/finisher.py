@@ -59,8 +59,9 @@ class Finisher:
         """Claiming more would only make it worse."""
         return len(self._ended) > BEHIND
 
-    def flush(self, worker: int) -> list[str]:
-        """Write one batch; the ids whose lease is gone. Raises StoreError with nothing lost."""
+    def flush(self, worker: int) -> list[tuple[str, int]]:
+        """Write one batch; the runs (id, lease_no) whose lease is gone. Raises StoreError with
+        nothing lost."""
         with self._lock:
             ended, self._ended = self._ended[:MOST], self._ended[MOST:]
             progress, self._progress = self._progress, {}
@@ -78,12 +79,12 @@ class Finisher:
         self._failures = 0
         return lost
 
-    def _write_progress(self, worker: int, progress: dict[str, Progress]) -> list[str]:
+    def _write_progress(self, worker: int, progress: dict[str, Progress]) -> list[tuple[str, int]]:
         reports = list(progress.values())
         kept = self._store.progress(worker, reports)
-        return [report[0] for report, ok in zip(reports, kept, strict=True) if not ok]
+        return [report[:2] for report, ok in zip(reports, kept, strict=True) if not ok]
 
-    def _write_ended(self, worker: int, ended: list[Ended]) -> list[str]:
+    def _write_ended(self, worker: int, ended: list[Ended]) -> list[tuple[str, int]]:
         settled = sum(map(_settled, ended))
         if settled:
             self.counts["completed"] += settled
@@ -97,9 +98,11 @@ class Finisher:
             for end, verdict in zip(ended, verdicts, strict=True)
         )
         self.counts += outcomes
-        refused = []
+        refused: list[tuple[str, int]] = []
         if outcomes["refused"]:
-            refused = [e.id for e, v in zip(ended, verdicts, strict=True) if v == "refused"]
+            refused = [
+                (e.id, e.lease_no) for e, v in zip(ended, verdicts, strict=True) if v == "refused"
+            ]
         if refused:
             log.warning("%d finishes refused, their leases are gone: nothing changed", len(refused))
         return refused

@@ -74,11 +74,15 @@ class Roster:
         }
         return passed
 
-    def drop(self, ids: Iterable[str]) -> None:
-        """Their leases are gone: stop them, their outcomes are void."""
-        for child in self.children:
+    def drop(self, runs: Iterable[tuple[str, int]]) -> None:
+        """(id, lease_no) whose leases are gone: stop them, their outcomes are void. A later lease
+        of the same job, perhaps held by the same child, is none of them."""
+        wanted = dict(runs)
+        for child in self.children if wanted else ():
             held = child.holds
-            lost = [(id, held[id][0].lease_no) for id in ids if id in held]
+            lost = [
+                (id, no) for id, no in wanted.items() if id in held and held[id][0].lease_no == no
+            ]
             if lost:
                 child.cancel(dict.fromkeys(id for id, _lease_no in lost))
                 child.ended(lost)

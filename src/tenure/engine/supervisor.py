@@ -310,7 +310,8 @@ class Supervisor:
         replace = 0
         for child in self._roster.children:
             if child.process is None:
-                self._roster.drop(list(child.holds))
+                held = list(child.holds.values())
+                self._roster.drop([(job.id, job.lease_no) for job, _slot in held])
             else:
                 replace += not child.solo and not child.leaving
                 child.leaving = True
