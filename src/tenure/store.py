@@ -171,8 +171,9 @@ class Store(Protocol):
     ) -> list[Receipt]:
         """Store all jobs or none; receipts in order. What a job is `after` must exist in its own
         org (or come in the same batch, without a circle), else JobError. A key seen before
-        within its org yields the first job's receipt (`duplicate=True`). `retry=True` repeats a
-        call whose reply was lost: ids already stored, live or finished, are not stored again."""
+        within its org yields the first job's receipt (`duplicate=True`). An id that is stored
+        already, live or finished, is a JobError; `retry=True` repeats a call whose reply was
+        lost: such ids are passed over."""
 
     def enqueue_on(
         self, connection: Any, jobs: Sequence[NewJob]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from typing import Any
 
 import pytest
 
+from tenure.errors import JobError
 from tenure.ids import new_id
 from tenure.job import SYSTEM, Actor
 from tenure.outcome import Completed, Failed, Failure
@@ -243,11 +243,30 @@ def test_an_id_already_stored_never_overwrites_its_job(store: Store) -> None:
     id = put(store, payload='{"n":1}')
     before = snapshot(store, id)
 
-    # Whether a reused id is an error without retry=True, the contract leaves open.
-    with contextlib.suppress(Exception):
-        store.enqueue([new(id=id, payload='{"n":2}', priority=1)])
+    again = new(id=id, payload='{"n":2}', priority=1)
+    for jobs in ([again], [again, new(priority=1)], [again, new(key="k")]):
+        with pytest.raises(JobError, match="stored already"):
+            store.enqueue(jobs)
 
     assert snapshot(store, id) == before
+
+
+@pytest.mark.parametrize("key", [None, "k"], ids=["without key", "with key"])
+@pytest.mark.parametrize("among", [0, 2], ids=["alone", "among others"])
+def test_a_finished_job_is_not_acknowledged_as_a_new_one(
+    store: Store, among: int, key: str | None
+) -> None:
+    """It would run a second time, and its second end would find the place of the first taken."""
+    given, no = new(key=key), worker(store)
+    store.enqueue([given])
+    assert finish(store, no, claim_one(store, no), Completed()) == "accepted"
+    before = snapshot(store, given.id)
+
+    with pytest.raises(JobError, match="stored already"):
+        store.enqueue([*[new() for _ in range(among)], given])
+
+    assert snapshot(store, given.id) == before
+    assert claim(store, no) == []
 
 
 # -- a repeated call --------------------------------------------------------------------------

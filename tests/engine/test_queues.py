@@ -61,6 +61,30 @@ def test_critical_comes_sooner_and_default_does_not_starve(
     assert len(order) == 80
 
 
+def test_a_busy_worker_learns_of_a_queue_that_is_new(app: tenure.App) -> None:
+    """It never sleeps, so it is never told by the look it takes before that."""
+    seen = threading.Event()
+    fed = 0
+
+    @app.task
+    async def endless() -> None: ...
+
+    @app.task
+    def news() -> None:
+        seen.set()
+
+    app.enqueue_many([endless.job() for _ in range(2000)])
+    with app.worker(concurrency=10):
+        app.pause("elsewhere")  # the name is new, and its switch is not for us
+        app.resume("elsewhere")
+        news.options(queue="elsewhere").enqueue()
+        while not seen.is_set() and fed < 200:
+            app.enqueue_many([endless.job() for _ in range(1000)])
+            fed += 1
+        assert seen.is_set()
+        assert fed < 200
+
+
 def test_a_paused_queue_rests_and_what_runs_goes_on(app: tenure.App) -> None:
     started, go = threading.Event(), threading.Event()
 

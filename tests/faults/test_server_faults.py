@@ -53,9 +53,8 @@ def test_somebody_takes_every_connection(
         for _ in range(4):
             terminate(admin)
             time.sleep(0.5)  # the rhythm of the fault
-        # One of ours may be quicker to a slot than the greedy one; no worker can work with that.
-        (left,) = admin.execute(f"SELECT count(*) FROM ({sessions()}) s").fetchone() or (0,)
-        assert left <= 2
+        # One of ours may be quicker to a slot than the greedy one: until that has them all.
+        eventually(lambda: terminate(admin) == 0, what="no session of ours", every=0.2)
 
     shop.healed()
     shop.check()

@@ -33,6 +33,13 @@ from contract.builders import (
 from tenure.outcome import Completed, Dead, Released, Retried, Snoozed
 from tenure.stores.postgres import PostgresStore
 
+MANY_LANES = """
+INSERT INTO tenure.jobs (id, type, status, queue, priority, org, ready_at, scheduled_at, created_at,
+  updated_at, timeout_ms, max_attempts, category, actor_type, actor_id, payload)
+SELECT tenure.new_id(1), 'noop', 'queued', 'default', 5, 'org-' || lpad(n::text, 6, '0'),
+       %(later)s, 1, 1, 1, 1, 1, 'default', 'system', 'x', '{}' FROM generate_series(1, 5000) n
+"""
+
 
 @pytest.fixture
 def clock() -> Clock:
@@ -308,19 +315,34 @@ def test_several_workers_take_each_job_once_and_all(
 def test_more_lanes_than_one_walk_takes(store: PostgresStore, no: int) -> None:
     """A walk is bounded; the next goes on where it was cut, and says that there is more."""
     with psycopg.connect(store.database.url, autocommit=True) as db:
-        db.execute(
-            """INSERT INTO tenure.jobs (id, type, status, queue, priority, org, ready_at,
-                 scheduled_at, created_at, updated_at, timeout_ms, max_attempts, category,
-                 actor_type, actor_id, payload)
-               SELECT tenure.new_id(1), 'noop', 'queued', 'default', 5,
-                      'org-' || lpad(n::text, 6, '0'), %(later)s, 1, 1, 1, 1, 1, 'default',
-                      'system', 'x', '{}'
-                 FROM generate_series(1, 5000) n""",
-            {"later": 2**60},
-        )
+        db.execute(MANY_LANES, {"later": 2**60})
     last = put(store, org="zoo")
     sweep(store)
     first = store.claim(no, [("default", 10)])
     assert (first.jobs, first.more) == ([], True)
     second = store.claim(no, [("default", 10)])
     assert ([job.id for job in second.jobs], second.more) == ([last], False)
+
+
+def test_the_turn_is_with_the_org_served_last(store: PostgresStore) -> None:
+    """Whatever the order their jobs came in: five orgs, two places a claim, everybody's turn."""
+    no = worker(store)
+    for org in ("e", "b", "d", "a", "c"):
+        put_many(store, 4, org=org)
+    served = [[job.org for job in claim(store, no, 2)] for _ in range(5)]
+    assert [sorted(pair) for pair in served] == [
+        ["a", "b"], ["c", "d"], ["a", "e"], ["b", "c"], ["d", "e"],
+    ]  # fmt: skip
+
+
+def test_a_walk_that_was_cut_moves_no_place(store: PostgresStore, no: int, clock: Clock) -> None:
+    """It has not looked at the lanes behind the cut: what is due there must not be hidden."""
+    walk_on(store, no, clock, org="zoo")
+    before = dict(store._memory["default"].lanes)
+    with psycopg.connect(store.database.url, autocommit=True) as db:
+        db.execute(MANY_LANES, {"later": 2**60})
+    waiting = put(store, org="zoo")
+    clock.advance(HOUR)
+    assert store.claim(no, [("default", 10)]).more
+    assert store._memory["default"].lanes == before
+    assert [job.id for job in store.claim(no, [("default", 10)]).jobs] == [waiting]

@@ -100,8 +100,8 @@ def test_what_was_said_between_two_waits_is_heard_once(
     database: str, listening: Callable[..., PostgresWakeup]
 ) -> None:
     wakeup = listening(database)
-    for _ in range(5):
-        notify(database)
+    with psycopg.connect(database) as sender:  # one commit: all five arrive together
+        sender.execute("SELECT pg_notify('tenure', n::text) FROM generate_series(1, 5) n")
 
     assert wakeup.wait(5.0)
     assert not wakeup.wait(0.1)

@@ -30,6 +30,7 @@ MOST_CLAIM = 2000
 ENOUGH = 500
 GATHER_SECONDS = 0.02
 STOPPED_PAUSE = 1.0  # nothing is claimed any more: only a poke has work for us
+NAMES_SECONDS = 1.0  # a busy worker learns of new queues this often
 REPORT_UNKNOWN_EVERY = 60.0
 
 
@@ -60,6 +61,7 @@ class Pump:
         self._handed = 0
         self._look_again = False
         self._names: dict[str, bool] = {}  # queue -> paused, as last seen
+        self._named = float("-inf")
         self.types: frozenset[str] = frozenset()
         self.alone: frozenset[str] = frozenset()
         self.finisher = Finisher(store)
@@ -103,6 +105,7 @@ class Pump:
                 _back_off(error, over, failures)
                 continue
             self._poked.wait(pause)
+            self._named = time.monotonic()  # what was learned before the sleep will do for a while
 
     def run_finishes(self, over: threading.Event) -> None:
         """The other half, where it is a thread of its own."""
@@ -209,10 +212,11 @@ class Pump:
 
     def _caps(self) -> dict[str, int]:
         """The queues to look at now, with how many more of each may run here. All there are were
-        learned before the last sleep: whoever hurries to a new job need not ask again."""
+        learned before the last sleep, so whoever hurries to a new job need not ask again; one who
+        never sleeps asks once a second."""
         if self._plan.queues is None:
-            if not self._names:
-                self._names = self._store.queue_names()
+            if time.monotonic() - self._named > NAMES_SECONDS:
+                self._learn_names()
             return {name: MOST_CLAIM for name, paused in self._names.items() if not paused}
         running = self._roster.held_by_queue()
         return {
@@ -225,7 +229,12 @@ class Pump:
         free = sum(self._roster.rooms().values())
         if self._plan.queues is not None or not self.claiming or not free or self._half_full(free):
             return False
+        return self._learn_names()
+
+    def _learn_names(self) -> bool:
+        """Whether they have changed."""
         before, self._names = self._names, self._store.queue_names()
+        self._named = time.monotonic()
         return self._names != before
 
     def _hand_out(self, jobs: list[ClaimedJob], rooms: dict[Child, int]) -> None:

@@ -81,7 +81,7 @@ SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
   moment bigint := coalesce(now_ms, tenure.clock());
   batch tenure.new_job[];
-  stored uuid[] := '{}';
+  stored uuid[];
   added uuid[];
   refusal text;
 BEGIN
@@ -100,7 +100,14 @@ BEGIN
              timeout_ms bigint, category text, project text, actor_type text, actor_id text,
              request_id text, correlation_id text, traceparent text, parent uuid, after uuid[],
              after_failed text, remark json)) WITH ORDINALITY j);
+  stored := ARRAY(SELECT b.id FROM unnest(batch) b
+                   WHERE EXISTS (SELECT 1 FROM tenure.jobs j WHERE j.id = b.id)
+                      OR EXISTS (SELECT 1 FROM tenure.history h WHERE h.id = b.id));
   refusal := tenure.refuse_jobs(batch, moment);
+  IF stored <> '{}' AND NOT again THEN
+    refusal := format('job %s is stored already: `task.job(…)` makes a new one for each enqueue',
+                      tenure.ulid(stored[1]));
+  END IF;
   IF refusal IS NOT NULL THEN
     RETURN QUERY SELECT NULL::uuid, NULL::boolean, refusal;
     RETURN;
@@ -109,11 +116,6 @@ BEGIN
   SELECT DISTINCT b.queue, moment FROM unnest(batch) b
    WHERE NOT EXISTS (SELECT 1 FROM tenure.queues q WHERE q.name = b.queue) ORDER BY b.queue
   ON CONFLICT DO NOTHING;
-  IF again THEN
-    stored := ARRAY(SELECT b.id FROM unnest(batch) b
-                     WHERE EXISTS (SELECT 1 FROM tenure.jobs j WHERE j.id = b.id)
-                        OR EXISTS (SELECT 1 FROM tenure.history h WHERE h.id = b.id));
-  END IF;
   -- Keys before jobs: whoever inserts the key owns it. An expired key changes hands.
   IF EXISTS (SELECT 1 FROM unnest(batch) b WHERE b.key IS NOT NULL) THEN
     INSERT INTO tenure.keys AS k (org, key, job_id, first_seen_at, last_seen_at, ttl_ms)
@@ -157,7 +159,6 @@ BEGIN
            coalesce(b.at_ms, moment + b.delay_ms), moment, moment, b.payload
       FROM unnest(batch) b LEFT JOIN tenure.keys k ON k.org = b.org AND k.key = b.key
      WHERE (b.key IS NULL OR k.job_id = b.id) AND b.id <> ALL (stored)
-       AND NOT EXISTS (SELECT 1 FROM tenure.history h WHERE h.id = b.id)
      ORDER BY b.id
     ON CONFLICT (id) DO NOTHING
     RETURNING id)
@@ -170,7 +171,7 @@ BEGIN
   ELSIF coalesce(cardinality(added), 0) < (
       SELECT count(*) FROM unnest(batch) b LEFT JOIN tenure.keys k ON k.org = b.org AND k.key = b.key
        WHERE b.key IS NULL OR k.job_id = b.id) THEN
-    RAISE unique_violation USING MESSAGE = 'a job of this id is stored already';
+    RAISE unique_violation USING MESSAGE = 'the same id twice, in one batch or in two at once';
   END IF;
   INSERT INTO tenure.events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
     actor_id, request_id, correlation_id, data)
@@ -498,9 +499,8 @@ $$;
 -- The common batch: runs that completed, without follow-ups. What still holds its lease leaves
 -- the hot table, its history and event are written by the same statement. A job that history has
 -- already (an enqueue that came late had stored it once more) fails the batch: tenure.finish
--- takes such a one. Returns what was NOT
--- accepted: mostly nothing. `coalesce` keeps the look-up on the primary key: by jobs_held each
--- row would cost a walk over everything the worker holds.
+-- takes such a one. Returns what was NOT accepted: mostly nothing. `coalesce` keeps the look-up on
+-- the primary key: by jobs_held each row would cost a walk over everything the worker holds.
 CREATE FUNCTION tenure.finish_completed(by_worker integer, ids uuid[], lease_nos integer[],
   durations bigint[], results json, audit text, now_ms bigint)
 RETURNS TABLE (id uuid, lease_no integer) LANGUAGE plpgsql
@@ -569,8 +569,9 @@ END $$;
 
 -- Any batch. Rows are [id, lease_no, duration_ms, outcome, status, event, result, error,
 -- error_code, error_place, delay_ms, refund, crash limit]; `children` are the follow-ups of
--- completed runs, [{"id": …, "jobs": […]}, …]. Returns what was not accepted. A run whose follow-ups cannot be stored has
--- failed, its neighbours have not; when `strict`, that is the caller's error.
+-- completed runs, [{"id": …, "jobs": […]}, …]. Returns what was not accepted. A run whose
+-- follow-ups cannot be stored has failed, its neighbours have not; when `strict`, that is the
+-- caller's error.
 CREATE FUNCTION tenure.finish(by_worker integer, rows json, children json, strict boolean,
   audit text, now_ms bigint)
 RETURNS TABLE (id uuid, lease_no integer) LANGUAGE plpgsql

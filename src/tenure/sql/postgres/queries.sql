@@ -10,7 +10,8 @@ INSERT INTO tenure.queues (name, created_at)
 VALUES (%(queue)s, coalesce(%(now)s, tenure.clock())) ON CONFLICT DO NOTHING;
 
 -- One job without a key, which is what `task.enqueue` mostly sends: its row and its event. Not one
--- that history has: a call that was held up on its way may come after its own repetition is done.
+-- that is stored already, live or finished: a call that was held up on its way may come after its
+-- own repetition is done. How many were stored.
 -- name: enqueue_job
 WITH job AS (
   INSERT INTO tenure.jobs (id, type, status, queue, priority, org, ready_at, max_attempts,
@@ -23,15 +24,18 @@ WITH job AS (
     coalesce(%(at_ms)s, t.now + %(delay_ms)s), t.now, t.now, %(payload)s::json
     FROM (SELECT coalesce(%(now)s, tenure.clock()) AS now) t
    WHERE NOT EXISTS (SELECT 1 FROM tenure.history h WHERE h.id = %(id)s::uuid)
-  RETURNING id, created_at)
-INSERT INTO tenure.events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
-  actor_id, request_id, correlation_id, data)
-SELECT j.created_at, 'job.enqueued', j.id, %(type)s, 0, 0, %(org)s, %(project)s, %(actor_type)s,
-  %(actor_id)s, %(request_id)s, %(correlation_id)s, %(remark)s::json
-  FROM job j WHERE %(audit)s = 'all' OR %(remark)s IS NOT NULL;
+  ON CONFLICT (id) DO NOTHING
+  RETURNING id, created_at),
+noted AS (
+  INSERT INTO tenure.events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
+    actor_id, request_id, correlation_id, data)
+  SELECT j.created_at, 'job.enqueued', j.id, %(type)s, 0, 0, %(org)s, %(project)s, %(actor_type)s,
+    %(actor_id)s, %(request_id)s, %(correlation_id)s, %(remark)s::json
+    FROM job j WHERE %(audit)s = 'all' OR %(remark)s IS NOT NULL)
+SELECT count(*) FROM job;
 
 -- Many jobs of the same terms without keys and dependencies: ids, delays (NULL: none) and payloads
--- side by side.
+-- side by side. None of them when history has one; an error when a live one has an id of theirs.
 -- name: enqueue_plain
 WITH job AS (
   INSERT INTO tenure.jobs (id, type, status, queue, priority, org, ready_at, max_attempts,
@@ -45,13 +49,16 @@ WITH job AS (
     FROM ROWS FROM (unnest(%(ids)s::uuid[]), unnest(%(delays)s::bigint[]),
                     json_array_elements(%(payloads)s::json)) AS r(id, delay_ms, payload),
          (SELECT coalesce(%(now)s, tenure.clock()) AS now) t
-   WHERE NOT EXISTS (SELECT 1 FROM tenure.history h WHERE h.id = r.id)
-  RETURNING id, created_at)
-INSERT INTO tenure.events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
-  actor_id, request_id, correlation_id, data)
-SELECT j.created_at, 'job.enqueued', j.id, %(type)s, 0, 0, %(org)s, %(project)s, %(actor_type)s,
-  %(actor_id)s, %(request_id)s, %(correlation_id)s, %(remark)s::json
-  FROM job j WHERE %(audit)s = 'all' OR %(remark)s IS NOT NULL;
+   WHERE NOT EXISTS (SELECT 1 FROM unnest(%(ids)s::uuid[]) i(id)
+                      WHERE EXISTS (SELECT 1 FROM tenure.history h WHERE h.id = i.id))
+  RETURNING id, created_at),
+noted AS (
+  INSERT INTO tenure.events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
+    actor_id, request_id, correlation_id, data)
+  SELECT j.created_at, 'job.enqueued', j.id, %(type)s, 0, 0, %(org)s, %(project)s, %(actor_type)s,
+    %(actor_id)s, %(request_id)s, %(correlation_id)s, %(remark)s::json
+    FROM job j WHERE %(audit)s = 'all' OR %(remark)s IS NOT NULL)
+SELECT count(*) FROM job;
 
 -- name: enqueue_jobs
 SELECT id, duplicate, status

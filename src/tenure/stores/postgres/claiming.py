@@ -12,7 +12,7 @@ thread), which then stall for nothing. No guarantee rests on the memory.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tenure.job import ClaimedJob
@@ -30,8 +30,9 @@ MOST_LANES = 4096
 FIRST_ID = "00000000-0000-0000-0000-000000000000"
 
 Row = tuple[Any, ...]
-ID, LEASE_NO, TYPE, ATTEMPTS, QUEUE, PRIORITY, ORG, READY_AT = 0, 1, 2, 4, 8, 9, 11, 22
-QUEUE_ROW, UNKNOWN_ROW = -1, 0  # lease_no of rows that are no granted job
+# Of the rows of tenure.claim that are no granted job; the lease_no of one that could not be.
+LEASE_NO, TYPE, ATTEMPTS, QUEUE, PRIORITY, ORG, READY_AT = 1, 2, 4, 8, 9, 11, 22
+UNKNOWN_TYPE = 0
 
 
 class Memory:
@@ -86,8 +87,9 @@ class Memory:
         if rewind != self.rewind:
             self.rewind, sweep = rewind, True
             self.lanes.clear()
-        self.start = None if row[ORG] is None else (row[PRIORITY], row[ORG])
-        if row[ATTEMPTS]:  # everything due is taken: all that comes is younger than this claim
+        began, self.start = self.start, None if row[ORG] is None else (row[PRIORITY], row[ORG])
+        if row[ATTEMPTS] and began is self.start is None:
+            # It has seen every lane and taken all that is due: what comes is younger than it.
             moment = row[READY_AT]
             self.lanes = {
                 lane: max(place, (moment, FIRST_ID)) for lane, place in self.lanes.items()
@@ -96,12 +98,17 @@ class Memory:
         if len(self.lanes) > MOST_LANES:
             self.lanes.clear()
 
-    def take(self, row: Row) -> None:
-        lane = (row[PRIORITY], row[ORG])
-        place = (row[READY_AT], to_uuid_text(row[ID]))
-        if place > self.lanes.get(lane, (-1, "")):
-            self.lanes[lane] = place
-        self.turns[row[PRIORITY]] = row[ORG]
+    def take(self, jobs: Iterable[ClaimedJob]) -> None:
+        """The last of each lane that was granted. The turn is with the org that was served last:
+        they are served from the one after the last turn on, and then from the first."""
+        served: dict[int, list[str]] = {}
+        for job in jobs:
+            lane, place = (job.priority, job.org), (job.ready_at, to_uuid_text(job.id))
+            self.lanes[lane] = max(place, self.lanes.get(lane, place))
+            served.setdefault(job.priority, []).append(job.org)
+        for priority, orgs in served.items():
+            turn = self.turns.get(priority, "")
+            self.turns[priority] = max((org <= turn, org) for org in orgs)[1]
 
 
 class Claiming(PostgresBase):
@@ -146,31 +153,21 @@ class Claiming(PostgresBase):
         rows = self._rows("claim", parameters, repeatable=False)
         for queue in sweeps:
             memories[queue].was_swept(began)
-        jobs, unknown, more = self._read_claim(rows, sweeps)
-        return Claim(in_order(jobs), unknown, more)
-
-    def _read_claim(
-        self, rows: list[Row], sweeps: set[str]
-    ) -> tuple[list[ClaimedJob], dict[str, int], bool]:
-        jobs: list[ClaimedJob] = []
+        jobs = in_order([_claimed(row) for row in rows if row[LEASE_NO] > 0])
+        last = {(job.queue, job.priority, job.org): job for job in jobs}
+        for queue, memory in memories.items():
+            memory.take(job for lane, job in last.items() if lane[0] == queue)
         unknown: dict[str, int] = {}
-        said = []
-        last: dict[tuple[str, int, str], Row] = {}
+        more = False
         for row in rows:
             if row[LEASE_NO] > 0:
-                jobs.append(_claimed(row))
-                lane = (row[QUEUE], row[PRIORITY], row[ORG])
-                if lane not in last or row[READY_AT] >= last[lane][READY_AT]:
-                    last[lane] = row
-            elif row[LEASE_NO] == UNKNOWN_ROW:
+                continue
+            if row[LEASE_NO] == UNKNOWN_TYPE:
                 unknown[row[TYPE]] = unknown.get(row[TYPE], 0) + 1
             else:
-                said.append(row)
-        for (queue, _priority, _org), row in last.items():
-            self._memory[queue].take(row)
-        for row in said:
-            self._memory[row[QUEUE]].learn(row, sweep=row[QUEUE] in sweeps)
-        return jobs, unknown, any(row[ORG] is not None for row in said)
+                memories[row[QUEUE]].learn(row, sweep=row[QUEUE] in sweeps)
+                more = more or row[ORG] is not None
+        return Claim(jobs, unknown, more)
 
     def next_due(self, queues: Sequence[str], *, now_ms: int | None = None) -> int | None:
         """Never later than the next sweep of a queue that may hide something."""

@@ -42,15 +42,16 @@ class Enqueueing(PostgresBase):
             self._know_queues(jobs)
         try:
             if plain and len(jobs) == 1:
-                receipts = [self._enqueue_one(jobs[0], now_ms)]
+                receipts = self._enqueue_one(jobs[0], now_ms)
             elif plain and all(job.at_ms is None for job in jobs):
                 receipts = self._enqueue_alike(jobs, now_ms)
             else:
                 receipts = self._enqueue_any(jobs, retry, now_ms)
         except StoreError as error:
-            if not error.unknown:
+            if not error.unknown and type(error) is not StoreError:
                 raise
-            receipts = self._enqueue_any(jobs, True, now_ms)
+            # The reply was lost; or it was a value, an id that is stored already: say which.
+            receipts = self._enqueue_any(jobs, error.unknown, now_ms)
         self._hint({job.terms.queue for job in jobs})
         return receipts
 
@@ -98,7 +99,7 @@ class Enqueueing(PostgresBase):
             self._rows("add_queue", {"queue": name, "now": self._now(None)})
             self._queues.add(name)
 
-    def _enqueue_one(self, job: NewJob, now_ms: int | None) -> Receipt:
+    def _enqueue_one(self, job: NewJob, now_ms: int | None) -> list[Receipt]:
         parameters = {
             **self._bind(job.terms),
             "id": to_uuid_text(job.id),
@@ -107,8 +108,9 @@ class Enqueueing(PostgresBase):
             "at_ms": job.at_ms,
             "now": self._now(now_ms),
         }
-        self._rows("enqueue_job", parameters, repeatable=False)
-        return Receipt(job.id, False, "queued")
+        if self._rows("enqueue_job", parameters, repeatable=False) == [(0,)]:
+            return self._enqueue_any([job], False, now_ms)  # says why
+        return [Receipt(job.id, False, "queued")]
 
     def _enqueue_alike(self, jobs: Sequence[NewJob], now_ms: int | None) -> list[Receipt]:
         delays = [job.delay_ms for job in jobs]
@@ -119,7 +121,8 @@ class Enqueueing(PostgresBase):
             "payloads": f"[{','.join([job.payload for job in jobs])}]",
             "now": self._now(now_ms),
         }
-        self._rows("enqueue_plain", parameters, repeatable=False)
+        if self._rows("enqueue_plain", parameters, repeatable=False) == [(0,)]:
+            return self._enqueue_any(jobs, False, now_ms)  # says why
         return [Receipt(job.id, False, "queued") for job in jobs]
 
     def _enqueue_any(

@@ -102,10 +102,10 @@ class Enqueueing(SqliteBase):
             return [self._enqueue_one(db, jobs[0], now, known_queues)]
         owners: dict[str, tuple[str, str]] = {}
         firsts, repeats = _first_of_each_key(jobs)
-        stored: set[str] = set()
-        if retry:
-            ids = to_json([job.id for job in jobs])
-            stored = {row[0] for row in db.execute(self._sql["enqueue_stored"], {"ids": ids})}
+        ids = to_json([job.id for job in jobs])
+        stored = {row[0] for row in db.execute(self._sql["enqueue_stored"], {"ids": ids})}
+        if stored and not retry:
+            raise _stored_already(min(stored))
         for terms, group in _by_terms(job for job in firsts if job.id not in stored):
             parameters = self._bind(terms) | {"now": now}
             if terms.queue not in known_queues:
@@ -139,7 +139,8 @@ class Enqueueing(SqliteBase):
         parameters = {**self._bind(terms), "now": now, "id": id, "payload": payload, "due": due}
         if terms.queue not in known_queues:
             db.execute(self._sql["add_queue"], parameters)
-        db.execute(self._sql["enqueue_job"], parameters)
+        if db.execute(self._sql["enqueue_job"], parameters).rowcount == 0:
+            raise _stored_already(id)
         if self.audit == "all" or terms.remark is not None:
             db.execute(self._sql["enqueue_event"], parameters)
         return Receipt(id, False, "queued")
@@ -187,6 +188,13 @@ class Enqueueing(SqliteBase):
         edges = to_json([(job.id, needed) for job in jobs for needed in job.after])
         db.execute(self._sql["enqueue_edges"], {"edges": edges})
         db.execute(self._sql["count_waits"], {"ids": to_json([job.id for job in jobs]), "now": now})
+
+
+def _stored_already(id: str) -> errors.JobError:
+    """Stored once more it would run twice, and its second end would find its place taken."""
+    return errors.JobError(
+        f"job {id} is stored already: `task.job(…)` makes a new one for each enqueue"
+    )
 
 
 def _first_of_each_key(jobs: Sequence[NewJob]) -> tuple[Sequence[NewJob], dict[str, str]]:
