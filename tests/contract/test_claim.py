@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from tenure.job import Actor
 from tenure.outcome import Crashed, Released, Retried
 from tenure.store import Claim, Store
 
@@ -46,6 +49,45 @@ def test_claiming_grants_a_lease_and_counts_the_attempt(store: Store, clock: Clo
     assert job.lease_owner == worker_row(store, no).id
     assert milliseconds(job.started_at) == milliseconds(job.updated_at) == clock()
     assert job.completed_at is None
+
+
+ODD = 'quote " back \\ slash / tab \t line \n bell \x07 \x7f \u2028 ü 漢 \U0001f98a {"a":[1]} null'
+
+
+@pytest.mark.parametrize("length", [0, 300, 9000, 200_000], ids="{} more".format)
+def test_a_claimed_job_is_what_was_enqueued_to_the_last_character(
+    store: Store, clock: Clock, length: int
+) -> None:
+    parts = {"odd": ODD, "more": "ü" * length, "n": [1.0, 1e-7, -0.0, 9007199254740991, None]}
+    payload = json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
+    given = new(
+        payload=payload,
+        key=ODD[:40],
+        org="org " + ODD[:20],
+        project=ODD[:40],
+        actor=Actor("user", ODD[:40]),
+        request_id=ODD[:40],
+        correlation_id=ODD[-20:],
+        traceparent="00-" + "a" * 32,
+        timeout_ms=1234,
+        max_attempts=7,
+    )
+    store.enqueue([new(), given, new(payload='"other"')])
+
+    granted = {job.id: job for job in claim(store, worker(store), 10)}
+
+    assert len(granted) == 3
+    job = granted[given.id]
+    terms = given.terms
+    assert job.payload == payload
+    assert (job.type, job.key, job.org, job.project) == (
+        terms.type, given.key, terms.org, terms.project,
+    )  # fmt: skip
+    assert Actor(job.actor_type, job.actor_id) == terms.actor
+    assert (job.request_id, job.correlation_id) == (terms.request_id, terms.correlation_id)
+    assert (job.traceparent, job.timeout_ms, job.max_attempts) == (terms.traceparent, 1234, 7)
+    assert (job.scheduled_at, job.created_at, job.ready_at) == (clock(), clock(), clock())
+    assert [granted[id].payload for id in granted if id != given.id] == ["{}", '"other"']
 
 
 def test_a_claimed_job_is_not_granted_again(store: Store) -> None:

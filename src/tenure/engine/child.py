@@ -6,6 +6,7 @@ It opens no store for the jobs it runs; only a handler that asks for one does (s
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 from typing import Any
@@ -72,6 +73,7 @@ async def _serve(sock: socket.socket, app: Any, board: Board, concurrency: int) 
 def serve(app: Any, sock: socket.socket, board: Board, concurrency: int | None) -> None:
     """Run what comes through the pipe until it ends. Not asyncio.run: it would wait for threads,
     and some may be inside handlers that were given up."""
+    gc.freeze()  # what was imported stays: no collection need walk it again
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     at_once = concurrency or app.settings.concurrency

@@ -93,16 +93,13 @@ class Finisher:
             verdicts = self._store.finish(worker, ended)
         else:
             verdicts = [self._write_alone(worker, end) for end in ended]
-        outcomes = Counter(
-            type(end.outcome).__name__.lower() if verdict == "accepted" else verdict
-            for end, verdict in zip(ended, verdicts, strict=True)
-        )
-        self.counts += outcomes
-        refused: list[tuple[str, int]] = []
-        if outcomes["refused"]:
-            refused = [
-                (e.id, e.lease_no) for e, v in zip(ended, verdicts, strict=True) if v == "refused"
-            ]
+        said = list(zip(ended, verdicts, strict=True))
+        kinds = Counter([type(end.outcome) for end, verdict in said if verdict == "accepted"])
+        self.counts.update({kind.__name__.lower(): count for kind, count in kinds.items()})
+        if kinds.total() == len(said):
+            return []
+        self.counts.update(verdict for verdict in verdicts if verdict != "accepted")
+        refused = [(end.id, end.lease_no) for end, verdict in said if verdict == "refused"]
         if refused:
             log.warning("%d finishes refused, their leases are gone: nothing changed", len(refused))
         return refused

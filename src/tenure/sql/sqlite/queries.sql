@@ -151,30 +151,41 @@ SELECT id FROM tenure_jobs
    AND ready_at <= :now
  ORDER BY ready_at, id LIMIT :most OFFSET :skip;
 
+-- What was picked, as it will be once granted (the write lock is held: nothing comes between), as
+-- one JSON text: a row a job would cost more to hand over than to read. A large payload is left
+-- out of it and read by itself.
+-- name: claim_read
+SELECT json_group_array(json_array(
+         j.id, lease_no + 1, type, iif(length(payload) > :large, '', payload), attempts + 1,
+         max_attempts, crashes, timeout_ms, queue, priority, category, org, project, actor_type,
+         actor_id, coalesce(request_id, j.id), coalesce(correlation_id, j.id), traceparent, key,
+         parent, scheduled_at, created_at, ready_at))
+  FROM temp.picked p CROSS JOIN tenure_jobs j ON j.id = p.id;
+
+-- name: claim_large
+SELECT payload FROM tenure_jobs WHERE id = :id;
+
+-- Types this worker does not know: out of the way for a while, so that they neither block the
+-- lane's head nor are walked again and again.
+-- name: claim_put_off
+UPDATE tenure_jobs SET ready_at = :now + :later_ms
+ WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: claim_unpick
+DELETE FROM temp.picked WHERE id IN (SELECT value FROM json_each(:ids));
+
 -- name: claim_grant
 UPDATE tenure_jobs
    SET status = 'in_progress', lease_no = lease_no + 1, worker = :worker,
        attempts = attempts + 1, started_at = :now, updated_at = :now
- WHERE id IN (SELECT id FROM temp.picked)
-   AND (:types IS NULL OR type IN (SELECT value FROM json_each(:types)))
-RETURNING id, lease_no, type, payload, attempts, max_attempts, crashes, timeout_ms, queue,
-  priority, category, org, project, actor_type, actor_id, coalesce(request_id, id),
-  coalesce(correlation_id, id),
-  traceparent, key, parent, scheduled_at, created_at, ready_at;
-
--- Picked but not granted: types this worker does not know. Out of the way for a while, so that
--- they neither block the lane's head nor are walked again and again.
--- name: claim_unknown
-UPDATE tenure_jobs SET ready_at = :now + :later_ms
- WHERE id IN (SELECT id FROM temp.picked) AND status = 'queued'
-RETURNING type;
+ WHERE id IN (SELECT id FROM temp.picked);
 
 -- name: claim_events
 INSERT INTO tenure_events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
   actor_id, request_id, correlation_id, worker)
-SELECT :now, 'job.started', id, type, attempts, lease_no, org, project, actor_type,
+SELECT :now, 'job.started', j.id, type, attempts, lease_no, org, project, actor_type,
        actor_id, request_id, correlation_id, :worker
-  FROM tenure_jobs WHERE id IN (SELECT id FROM temp.picked) AND status = 'in_progress';
+  FROM temp.picked p CROSS JOIN tenure_jobs j ON j.id = p.id;
 
 -- THE FENCE. Only rows whose job still carries this lease under this worker get into `ended`;
 -- the write lock is held, so nothing can change between this check and the writes below.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tenure.job import ClaimedJob
 from tenure.store import Claim
 from tenure.stores.rows import in_order
@@ -14,8 +16,11 @@ if TYPE_CHECKING:
     import sqlite3
 
 UNKNOWN_TYPE_LATER_MS = 10_000
+LARGE_PAYLOAD = 8192  # characters; such a one is read by itself
 ORGS_PER_LOOK = 256
 LOOKS_PER_CLAIM = 16
+
+_claimed = msgspec.json.Decoder(list[ClaimedJob]).decode
 
 Lane = tuple[str, int, list[str]]  # queue, priority, the orgs with due rows, in turn
 
@@ -56,21 +61,40 @@ class Claiming(SqliteBase):
                     limits[queue] -= found
                     left -= found
                     picked += found
+            if not picked:
+                return Claim([], {}, more)
+            jobs, unknown = self._sort_out(db, types, now)
+            if jobs:
+                parameters = {"worker": worker, "now": now}
+                db.execute(self._sql["claim_grant"], parameters)
+                if self.audit == "all":
+                    db.execute(self._sql["claim_events"], parameters)
+        return Claim(in_order(jobs), unknown, more)
+
+    def _sort_out(
+        self, db: sqlite3.Connection, types: frozenset[str] | None, now: int
+    ) -> tuple[list[ClaimedJob], dict[str, int]]:
+        """What was picked and can be run here; the types, and how many, of what cannot."""
+        (text,) = db.execute(self._sql["claim_read"], {"large": LARGE_PAYLOAD}).fetchone()
+        jobs = _claimed(text)
+        unknown: dict[str, int] = {}
+        foreign = [job for job in jobs if types is not None and job.type not in types]
+        if foreign:
+            for job in foreign:
+                unknown[job.type] = unknown.get(job.type, 0) + 1
             parameters = {
-                "worker": worker,
+                "ids": to_json([job.id for job in foreign]),
                 "now": now,
-                "types": None if types is None else to_json(sorted(types)),
                 "later_ms": UNKNOWN_TYPE_LATER_MS,
             }
-            granted = db.execute(self._sql["claim_grant"], parameters).fetchall()
-            jobs = list(map(ClaimedJob._make, granted))
-            unknown: dict[str, int] = {}
-            if len(jobs) < picked:
-                for (type_,) in db.execute(self._sql["claim_unknown"], parameters).fetchall():
-                    unknown[type_] = unknown.get(type_, 0) + 1
-            if jobs and self.audit == "all":
-                db.execute(self._sql["claim_events"], parameters)
-        return Claim(in_order(jobs), unknown, more)
+            db.execute(self._sql["claim_put_off"], parameters)
+            db.execute(self._sql["claim_unpick"], parameters)
+            jobs = [job for job in jobs if job.type not in unknown]
+        for place, job in enumerate(jobs):
+            if not job.payload:
+                (payload,) = db.execute(self._sql["claim_large"], {"id": job.id}).fetchone()
+                jobs[place] = job._replace(payload=payload)
+        return jobs, unknown
 
     def _due_lanes(
         self, db: sqlite3.Connection, limits: Mapping[str, int], now: int

@@ -59,11 +59,15 @@ class Finishing(Enqueueing):
         self, db: sqlite3.Connection, worker: int, ended: Sequence[outcome.Ended], now: int
     ) -> tuple[list[Accepted], dict[str, Any]]:
         """Put into `ended` what still holds its lease; nothing of any job is changed yet."""
-        completed = all(isinstance(end.outcome, outcome.Completed) for end in ended)
-        row = _completed_row if completed else finish_row
-        fence = "finish_fence_completed" if completed else "finish_fence"
-        rows = to_json([row(end) for end in ended])
-        parameters = {"worker": worker, "rows": rows, "now": now, "audit": self.audit}
+        fence = "finish_fence_completed"
+        rows: list[tuple[object, ...]] = [
+            (end.id, end.lease_no, end.duration_ms, end.outcome.result)
+            for end in ended
+            if isinstance(end.outcome, outcome.Completed)
+        ]
+        if len(rows) < len(ended):
+            fence, rows = "finish_fence", list(map(finish_row, ended))
+        parameters = {"worker": worker, "rows": to_json(rows), "now": now, "audit": self.audit}
         db.execute("DELETE FROM temp.ended")
         passed = db.execute(self._sql[fence], parameters).rowcount
         if passed == len(ended):
@@ -250,9 +254,3 @@ def _verdict(
     if run in accepted:
         return "accepted"
     return "repeated" if run in repeated else "refused"
-
-
-def _completed_row(end: outcome.Ended) -> tuple[object, ...]:
-    """A row of finish_fence_completed."""
-    assert isinstance(end.outcome, outcome.Completed)  # noqa: S101  the whole batch is
-    return (end.id, end.lease_no, end.duration_ms, end.outcome.result)
