@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
@@ -9,7 +10,8 @@ import msgspec
 
 from tenure import outcome
 from tenure.errors import JobError
-from tenure.job import Actor, ClaimedJob, NewJob, moment
+from tenure.job import Actor, ClaimedJob, NewJob, Terms, moment
+from tenure.store import QueueInfo, WorkerInfo
 
 if TYPE_CHECKING:
     from tenure.stored import Event, Job
@@ -107,6 +109,52 @@ def in_order(jobs: list[ClaimedJob]) -> list[ClaimedJob]:
         placed.append((job.priority, turn, job.ready_at, job.id, job))
     placed.sort()
     return [entry[-1] for entry in placed]
+
+
+def workers_from(rows: Iterable[tuple[Any, ...]]) -> list[WorkerInfo]:
+    return [WorkerInfo._make((*row[:12], _decoded(row[12]), row[13])) for row in rows]
+
+
+def queues_from(
+    counted: Iterable[tuple[Any, ...]], switches: Sequence[tuple[Any, ...]]
+) -> list[QueueInfo]:
+    """`counted`: several rows a queue, to be added up, each with the first due time and the time
+    they were counted at. `switches`: what is known of queues that may be empty."""
+    counts: dict[str, list[int]] = {name: [0] * 5 for name, *_ in switches}
+    oldest: dict[str, int] = {}
+    for queue, *numbers, first, now in counted:
+        sums = counts.setdefault(queue, [0] * 5)
+        counts[queue] = [a + b for a, b in zip(sums, numbers, strict=True)]
+        if first is not None and first <= now:
+            oldest[queue] = now - first
+    paused = {name: rest for name, *rest in switches}
+    return [
+        QueueInfo._make((name, *counts[name], oldest.get(name), *paused.get(name, [None] * 3)))
+        for name in sorted(counts)
+    ]
+
+
+def shared_parameters(terms: Terms) -> dict[str, Any]:
+    """What jobs of the same terms have in common."""
+    return {
+        "type": terms.type,
+        "queue": terms.queue,
+        "priority": terms.priority,
+        "category": terms.category,
+        "max_attempts": terms.max_attempts,
+        "timeout_ms": terms.timeout_ms,
+        "key_ttl_ms": terms.key_ttl_ms,
+        "org": terms.org,
+        "project": terms.project,
+        "actor_type": terms.actor.type,
+        "actor_id": terms.actor.id,
+        "request_id": terms.request_id or None,
+        "correlation_id": terms.correlation_id or None,
+        "traceparent": terms.traceparent,
+        "parent": terms.parent,
+        "after_failed": terms.after_failed,
+        "remark": terms.remark,
+    }
 
 
 def refuse_circles(jobs: list[NewJob]) -> None:

@@ -507,14 +507,15 @@ SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.pr
 
 -- Per queue: due, later, waiting, running, dead, first ready_at. Index-only for the backlog.
 -- name: queue_counts
-SELECT queue, sum(ready_at <= :now), sum(ready_at > :now), 0, 0, 0, min(ready_at)
+SELECT queue, sum(ready_at <= :now), sum(ready_at > :now), 0, 0, 0, min(ready_at), :now
   FROM tenure_jobs INDEXED BY tenure_jobs_claim WHERE status = 'queued' AND waits = 0 GROUP BY queue
 UNION ALL
-SELECT queue, 0, 0, count(*), 0, 0, NULL FROM tenure_jobs WHERE waits > 0 GROUP BY queue
+SELECT queue, 0, 0, count(*), 0, 0, NULL, :now FROM tenure_jobs WHERE waits > 0 GROUP BY queue
 UNION ALL
-SELECT queue, 0, 0, 0, count(*), 0, NULL FROM tenure_jobs WHERE worker IS NOT NULL GROUP BY queue
+SELECT queue, 0, 0, 0, count(*), 0, NULL, :now
+  FROM tenure_jobs WHERE worker IS NOT NULL GROUP BY queue
 UNION ALL
-SELECT queue, 0, 0, 0, 0, count(*), NULL
+SELECT queue, 0, 0, 0, 0, count(*), NULL, :now
   FROM tenure_jobs INDEXED BY tenure_jobs_dead WHERE completed_at IS NOT NULL GROUP BY queue;
 
 -- name: queue_switches

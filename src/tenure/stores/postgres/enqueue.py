@@ -10,7 +10,7 @@ from tenure.job import NewJob, Receipt, Terms
 from tenure.stores.postgres import callers
 from tenure.stores.postgres.base import PostgresBase, to_json
 from tenure.stores.postgres.database import to_uuid_text, to_uuids
-from tenure.stores.rows import refuse_circles
+from tenure.stores.rows import refuse_circles, shared_parameters
 
 
 def receipts_from(rows: Sequence[tuple[Any, ...]]) -> list[Receipt]:
@@ -170,7 +170,6 @@ class Enqueueing(PostgresBase):
                 for name, value in bound.items()
                 if value is not None and name not in ("audit", "remark")
             }
-            fields["key_ttl_ms"] = terms.key_ttl_ms
             text = to_json(fields)[1:-1]
             if remark is not None:
                 text = f'{text},"remark":{remark}'
@@ -182,24 +181,8 @@ class Enqueueing(PostgresBase):
         a program that enqueues one by one mostly repeats itself."""
         last, bound = self._bound
         if last is not terms:
-            bound = {
-                "type": terms.type,
-                "queue": terms.queue,
-                "priority": terms.priority,
-                "category": terms.category,
-                "max_attempts": terms.max_attempts,
-                "timeout_ms": terms.timeout_ms,
-                "org": terms.org,
-                "project": terms.project,
-                "actor_type": terms.actor.type,
-                "actor_id": terms.actor.id,
-                "request_id": terms.request_id or None,
-                "correlation_id": terms.correlation_id or None,
-                "traceparent": terms.traceparent,
-                "parent": None if terms.parent is None else to_uuid_text(terms.parent),
-                "after_failed": terms.after_failed,
-                "remark": terms.remark,
-                "audit": self.audit,
-            }
+            bound = shared_parameters(terms) | {"audit": self.audit}
+            if terms.parent is not None:
+                bound["parent"] = to_uuid_text(terms.parent)
             self._bound = (terms, bound)
         return bound

@@ -6,12 +6,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from tenure.store import Renewal, Rescue, WorkerInfo
 from tenure.stores.postgres.base import to_json
 from tenure.stores.postgres.database import to_uuid_text, to_uuids
 from tenure.stores.postgres.finishing import Finishing
+from tenure.stores.rows import workers_from
 
 
 class Leases(Finishing):
@@ -59,10 +58,7 @@ class Leases(Finishing):
         return dict(self._rows("cancel_requests", {"worker": worker}))
 
     def workers(self, *, count: bool = True) -> list[WorkerInfo]:
-        rows = self._rows("workers", {"count": count})
-        return [
-            WorkerInfo._make((*row[:12], msgspec.json.decode(row[12]), row[13])) for row in rows
-        ]
+        return workers_from(self._rows("workers", {"count": count}))
 
     def rescue(
         self,

@@ -9,7 +9,7 @@ from tenure.job import DEAD, FINISHED, STATUSES
 from tenure.store import DeadGroup, Filter, QueueInfo, Rollup
 from tenure.stores.postgres.base import PostgresBase
 from tenure.stores.postgres.database import to_uuid_text, to_uuids
-from tenure.stores.rows import event_from, job_from
+from tenure.stores.rows import event_from, job_from, queues_from
 
 if TYPE_CHECKING:
     from tenure.stored import Event, Job
@@ -89,18 +89,7 @@ class Reading(PostgresBase):
     def queues(self, *, now_ms: int | None = None) -> list[QueueInfo]:
         counted = self._rows("queue_counts", {"now": self._now(now_ms)})
         switches = self._rows("queue_switches", {})
-        counts: dict[str, list[int]] = {name: [0] * 5 for name, *_ in switches}
-        oldest: dict[str, int] = {}
-        for queue, *numbers, first, now in counted:
-            sums = counts.setdefault(queue, [0] * 5)
-            counts[queue] = [a + b for a, b in zip(sums, numbers, strict=True)]
-            if first is not None and first <= now:
-                oldest[queue] = now - first
-        paused = {name: rest for name, *rest in switches}
-        return [
-            QueueInfo._make((name, *counts[name], oldest.get(name), *paused.get(name, [None] * 3)))
-            for name in sorted(counts)
-        ]
+        return queues_from(counted, switches)
 
     def queue_names(self) -> dict[str, bool]:
         return dict(self._rows("queue_names", {}))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure import errors
 from tenure.job import NewJob, Receipt, Terms
-from tenure.stores.rows import refuse_circles
+from tenure.stores.rows import refuse_circles, shared_parameters
 from tenure.stores.sqlite.base import SqliteBase, to_json
 from tenure.stores.sqlite.file import wal_reset_bug
 
@@ -150,25 +150,7 @@ class Enqueueing(SqliteBase):
         a program that enqueues one by one mostly repeats itself."""
         last, bound = self._bound
         if last is not terms:
-            bound = {
-                "type": terms.type,
-                "queue": terms.queue,
-                "priority": terms.priority,
-                "category": terms.category,
-                "max_attempts": terms.max_attempts,
-                "timeout_ms": terms.timeout_ms,
-                "key_ttl_ms": terms.key_ttl_ms,
-                "org": terms.org,
-                "project": terms.project,
-                "actor_type": terms.actor.type,
-                "actor_id": terms.actor.id,
-                "request_id": terms.request_id or None,
-                "correlation_id": terms.correlation_id or None,
-                "traceparent": terms.traceparent,
-                "parent": terms.parent,
-                "after_failed": terms.after_failed,
-                "remark": terms.remark,
-            }
+            bound = shared_parameters(terms)
             self._bound = (terms, bound)
         return bound
 

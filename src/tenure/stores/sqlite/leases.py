@@ -6,10 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from tenure.store import Renewal, Rescue, WorkerInfo
-from tenure.stores.rows import rescue_row
+from tenure.stores.rows import rescue_row, workers_from
 from tenure.stores.sqlite.base import to_json
 from tenure.stores.sqlite.finishing import Finishing
 
@@ -55,10 +53,7 @@ class Leases(Finishing):
 
     def workers(self, *, count: bool = True) -> list[WorkerInfo]:
         with self.file.read() as db:
-            rows = db.execute(self._sql["workers"], {"count": count}).fetchall()
-        return [
-            WorkerInfo._make((*row[:12], msgspec.json.decode(row[12]), row[13])) for row in rows
-        ]
+            return workers_from(db.execute(self._sql["workers"], {"count": count}).fetchall())
 
     def rescue(
         self,

@@ -9,7 +9,7 @@ import msgspec
 
 from tenure.job import DEAD
 from tenure.store import DeadGroup, Filter, QueueInfo, Rollup
-from tenure.stores.rows import event_from, job_from
+from tenure.stores.rows import event_from, job_from, queues_from
 from tenure.stores.sqlite.base import SqliteBase, to_json
 
 if TYPE_CHECKING:
@@ -77,18 +77,7 @@ class Reading(SqliteBase):
         with self.file.read() as db:
             counted = db.execute(self._sql["queue_counts"], {"now": now}).fetchall()
             switches = db.execute(self._sql["queue_switches"]).fetchall()
-        counts: dict[str, list[int]] = {name: [0] * 5 for name, *_ in switches}
-        oldest: dict[str, int] = {}
-        for queue, *numbers, first in counted:
-            sums = counts.setdefault(queue, [0] * 5)
-            counts[queue] = [a + b for a, b in zip(sums, numbers, strict=True)]
-            if first is not None and first <= now:
-                oldest[queue] = now - first
-        paused = {name: rest for name, *rest in switches}
-        return [
-            QueueInfo._make((name, *counts[name], oldest.get(name), *paused.get(name, [None] * 3)))
-            for name in sorted(counts)
-        ]
+        return queues_from(counted, switches)
 
     def queue_names(self) -> dict[str, bool]:
         with self.file.read() as db:
