@@ -465,7 +465,8 @@ def shared() -> Databases:
     """The server of this test process, started at first use: a run without PostgreSQL starts
     none, and each worker of pytest-xdist has its own."""
     given = os.environ.get("TENURE_TEST_POSTGRES_URL")
-    return Databases(given) if given else PostgresServer()
+    major = os.environ.get("TENURE_TEST_POSTGRES_MAJOR")
+    return Databases(given) if given else PostgresServer(major=int(major) if major else None)
 
 
 def close_shared() -> None:

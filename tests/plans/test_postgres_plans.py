@@ -72,6 +72,7 @@ class Walk:
 
     def __init__(self) -> None:
         self.scans: list[tuple[str, str, float]] = []
+        self.compiled = False
 
     def read(self, node: dict[str, Any]) -> None:
         relation = node.get("Relation Name", "")
@@ -108,7 +109,9 @@ def walk(store: PostgresStore) -> Callable[[Callable[[], Any]], Walk]:
             text = diagnostic.message_primary or ""
             start = text.find("plan:")
             if start >= 0:
-                found.read(json.loads(text[start + 5 :])["Plan"])
+                report = json.loads(text[start + 5 :])
+                found.compiled = found.compiled or "JIT" in report
+                found.read(report["Plan"])
 
         # Whichever connection the call takes: the only one of each pool.
         connections = [*store.database._pool._idle, *store.database._reserved._idle]
@@ -124,6 +127,7 @@ def walk(store: PostgresStore) -> Callable[[Callable[[], Any]], Walk]:
                 db.remove_notice_handler(notice)
                 db.execute("RESET ALL")
         assert found.scans, "nothing was observed"
+        assert not found.compiled, "the compiler took longer than the plan"
         return found
 
     return observe
@@ -230,3 +234,11 @@ def test_a_key_is_looked_up(store: PostgresStore, walk: Observe) -> None:
     seen = walk(lambda: store.enqueue([new(key="the same")]))
     assert seen.by("jobs") <= {"jobs_pkey"}
     assert all(by.endswith("_pkey") for by in seen.by("history"))
+
+
+def test_where_plans_are_forced_none_is_compiled(store: PostgresStore) -> None:
+    """Before version 18 what is switched off and used all the same costs 10,000,000,000."""
+    forced = """SELECT proname FROM pg_proc WHERE pronamespace = 'tenure'::regnamespace
+                   AND proconfig::text LIKE '%%enable_%%' AND {} 'jit=off' = ANY (proconfig)"""
+    assert store.database.run(forced.format(""), {})
+    assert store.database.run(forced.format("NOT"), {}) == []
