@@ -16,7 +16,7 @@ from tenure.engine.wire import Assignment, Cancel, FromChild, Pipe, Run, Stop, T
 from tenure.job import ClaimedJob
 
 AHEAD_SECONDS = 0.05  # claim ahead what the child empties in this time, at its measured rate
-MOST_AHEAD = 1000  # a batch of this size holds SQLite's only write lock for about 15 ms
+MOST_AHEAD = 1500  # a batch of this size holds SQLite's only write lock for about 15 ms
 MOST_AHEAD_PARALLEL = 2000  # where nobody waits for that, and a claim takes a round trip longer
 SLOTS = 10_000 + MOST_AHEAD_PARALLEL  # the most concurrency there may be, and what is ahead of it
 RATE_WINDOW = 0.05  # of work: the time a child waits for jobs says nothing about its rate

@@ -27,7 +27,7 @@ log = logging.getLogger("tenure.worker")
 MOST_CLAIM = 2000
 # Under load a batch costs one commit whatever its size: outcomes gather for a moment, and room for
 # more jobs until half of what children may hold is free.
-ENOUGH = 500
+ENOUGH = 350
 GATHER_SECONDS = 0.02
 STOPPED_PAUSE = 1.0  # nothing is claimed any more: only a poke has work for us
 NAMES_SECONDS = 1.0  # a busy worker learns of new queues this often
@@ -62,6 +62,7 @@ class Pump:
         self._look_again = False
         self._names: dict[str, bool] = {}  # queue -> paused, as last seen
         self._named = float("-inf")
+        self._learned = False  # the names, in this turn
         self.types: frozenset[str] = frozenset()
         self.alone: frozenset[str] = frozenset()
         self.finisher = Finisher(store)
@@ -88,7 +89,7 @@ class Pump:
                     self._roster.drop(self.finisher.flush(self._roster.worker))
                 # Said before `claiming` is read: whoever has stopped the claiming and sees us not
                 # busy knows that no claimed job is on its way to a child.
-                self.busy, self._look_again = True, False
+                self.busy, self._look_again, self._learned = True, False, False
                 # Before the claim looks: a job that ends meanwhile may leave one it does not see.
                 idle = not self._roster.holding() and not self.finisher.pending
                 claimed = self._claim_and_hand() if self.claiming else 0
@@ -105,7 +106,8 @@ class Pump:
                 _back_off(error, over, failures)
                 continue
             self._poked.wait(pause)
-            self._named = time.monotonic()  # what was learned before the sleep will do for a while
+            if self._learned:  # it will do for a while: whoever is woken by a new job is in a hurry
+                self._named = time.monotonic()
 
     def run_finishes(self, over: threading.Event) -> None:
         """The other half, where it is a thread of its own."""
@@ -211,9 +213,9 @@ class Pump:
         return claim.jobs
 
     def _caps(self) -> dict[str, int]:
-        """The queues to look at now, with how many more of each may run here. All there are were
-        learned before the last sleep, so whoever hurries to a new job need not ask again; one who
-        never sleeps asks once a second."""
+        """The queues to look at now, with how many more of each may run here. One who has nothing
+        to do learns their names before it sleeps, and need not ask when a new job wakes it; one who
+        is busy asks once a second."""
         if self._plan.queues is None:
             if time.monotonic() - self._named > NAMES_SECONDS:
                 self._learn_names()
@@ -234,7 +236,7 @@ class Pump:
     def _learn_names(self) -> bool:
         """Whether they have changed."""
         before, self._names = self._names, self._store.queue_names()
-        self._named = time.monotonic()
+        self._named, self._learned = time.monotonic(), True
         return self._names != before
 
     def _hand_out(self, jobs: list[ClaimedJob], rooms: dict[Child, int]) -> None:
