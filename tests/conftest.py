@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -62,6 +63,12 @@ def proxy(postgres: servers.Databases) -> Iterator[Proxy]:
     """A network of this test's own between it and the shared server."""
     with Proxy.before(postgres.url()) as network:
         yield network
+
+
+def pytest_sessionstart() -> None:
+    """A shell that starts us in the background has SIGINT ignored, and so would all we start:
+    tests that interrupt a command would wait for ever."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_sessionfinish() -> None:
