@@ -13,7 +13,8 @@ import pytest
 from tenure.errors import JobError
 from tenure.ids import new_id
 from tenure.outcome import Cancelled, Completed, Crashed, Dead, Failed, Outcome, Retried
-from tenure.store import Store
+from tenure.policy import Keep
+from tenure.store import Prune, Store
 
 from .builders import (
     DAY,
@@ -633,3 +634,44 @@ def test_edges_made_while_their_needs_end_are_all_released(
     store.settle_dependants()
 
     assert len(claim(store, no, queue="joined")) == 60
+
+
+# -- what retention has taken -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after_failed", ["wait", "cancel"])
+def test_a_need_known_by_its_key_alone_is_met(
+    store: Store, clock: Clock, after_failed: str
+) -> None:
+    """The key outlives its job: the receipt says completed, and so it was."""
+    no = worker(store)
+    store.enqueue([new(key="daily")])
+    assert finish(store, no, claim_one(store, no), Completed()) == "accepted"
+    clock.advance(3 * DAY)
+    store.prune(Prune(completed=86_400, dead=86_400, events=86_400))
+
+    again = new(key="daily")
+    then = new(after=(again.id,), after_failed=after_failed)
+    first, second = store.enqueue([again, then])
+
+    assert (first.duplicate, first.status, second.duplicate) == (True, "completed", False)
+    store.settle_dependants()
+    assert ids_of(claim(store, no)) == [then.id]
+
+
+@pytest.mark.parametrize("last", [None, 0], ids=["by age", "the last"])
+def test_a_dead_job_somebody_waits_for_stays(store: Store, clock: Clock, last: int | None) -> None:
+    """It can be replayed; without it the other would wait for ever."""
+    no = worker(store)
+    dead = ended_job(store, no, Dead(FAILURE))
+    unwanted = ended_job(store, no, Dead(FAILURE))
+    waiting = put(store, after=(dead,))
+    clock.advance(100 * DAY)
+
+    own = {} if last is None else {"noop": Keep(dead_last=last)}
+    store.prune(Prune(completed=1, dead=86_400, events=86_400, tasks=own))
+
+    assert (store.get(unwanted), get(store, dead).status) == (None, "dead_letter")
+    store.replay([dead], actor=OPERATOR)
+    assert finish(store, no, claim_one(store, no), Completed()) == "accepted"
+    assert ids_of(claim(store, no)) == [waiting]

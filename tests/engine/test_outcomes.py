@@ -307,3 +307,45 @@ def test_many_threads_ending_at_once_all_report(app: tenure.App) -> None:
     summary = app.run_worker(drain=True, concurrency=64)
 
     assert summary.completed == 3000
+
+
+class Coded(Exception):
+    code = "no\x00 \udcff code"
+
+
+def raised(error: Exception) -> Callable[[], Any]:
+    def handler() -> Any:
+        raise error
+
+    return handler
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["def", "async"])
+@pytest.mark.parametrize(
+    ("handler", "status", "error", "code"),
+    [
+        (lambda: tenure.Fail("gone", code=404), "failed", "gone", "404"),  # type: ignore[arg-type]
+        (lambda: tenure.Fail("bad \x00 byte", code="\x00"), "failed", "bad  byte", ""),
+        (lambda: tenure.Fail("no \udcff.txt", code="\udcff"), "failed", "no ?.txt", "?"),
+        (lambda: tenure.Cancel("\udcff\x00 off"), "cancelled", "? off", "cancelled"),
+        (raised(Coded("\udcff\x00")), "queued", "Coded: ?", "no ? code"),
+    ],
+    ids=["number", "NUL", "surrogate", "cancel", "raised"],
+)
+def test_whatever_a_handler_says_is_stored_and_harms_no_neighbour(
+    app: tenure.App,
+    kind: int,
+    handler: Callable[[], Any],
+    status: str,
+    error: str,
+    code: str,
+) -> None:
+    said = app.task(name="said")(both(handler)[kind]).enqueue()
+    neighbours = app.task(name="neighbour")(both(lambda: "fine")[kind])
+    others = [neighbours.enqueue() for _ in range(3)]
+    app.run_worker(drain=True)
+
+    job = app.get(said.id)
+    assert job is not None
+    assert (job.status, job.error, job.error_code) == (status, error, code)
+    assert [app.result(other.id) for other in others] == ["fine"] * 3

@@ -19,6 +19,7 @@ from tenure.job import ClaimedJob, NewJob
 from tenure.task import Task
 
 log = logging.getLogger("tenure.worker")
+MOST_TEXT, MOST_CODE = 2000, 100
 
 
 class JobRun:
@@ -146,10 +147,11 @@ def judge_value(value: Any, run: JobRun) -> outcome.Outcome:
     if isinstance(value, context.Snooze):
         return outcome.Snoozed(policy.delay_seconds(value.seconds))
     if isinstance(value, context.Cancel):
-        return outcome.Cancelled(secrecy.scrub(value.reason, run.job.payload))
+        return outcome.Cancelled(storable(value.reason, run.job.payload))
     if isinstance(value, context.Fail):
-        reason = secrecy.scrub(value.reason, run.job.payload)
-        return outcome.Failed(outcome.Failure(reason, value.code))
+        reason = storable(value.reason, run.job.payload)
+        code = storable(value.code, run.job.payload, most=MOST_CODE)
+        return outcome.Failed(outcome.Failure(reason, code))
     try:
         return outcome.Completed(run.task.pack_result(value), tuple(run.children))
     except PayloadError as error:
@@ -174,7 +176,7 @@ def _judge_error(error: BaseException, run: JobRun) -> outcome.Outcome:
         log.warning("job %s is over, its transaction committed; ignored: %s", run.job.id, what)
         return outcome.Completed(run.result, settled=True)
     if isinstance(error, JobCancelled) and not run.timed_out:
-        return outcome.Cancelled(str(error))
+        return outcome.Cancelled(storable(error, run.job.payload))
     if isinstance(error, JobCancelled):
         error = why_stopped(run)
     failure = describe(error, run.job.payload)
@@ -193,18 +195,27 @@ def _judge_error(error: BaseException, run: JobRun) -> outcome.Outcome:
 
 def describe(error: BaseException, arguments: str) -> outcome.Failure:
     """What may be stored of an exception: its type and scrubbed text, its code, its place."""
-    name = type(error).__name__
+    name = clean(type(error).__name__)
     try:
-        text = str(error).replace("\x00", "").encode("utf-8", "replace").decode()
+        text = storable(error, arguments)
         code = getattr(error, "code", None)
     except Exception:  # its own __str__ or a property of it raises
         text, code = "", None
-    text = secrecy.scrub(text, arguments)[:2000]  # scrubbed first: a cut could hide half a value
     frames = traceback.extract_tb(error.__traceback__)
     at = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
     default = "TIMEOUT" if isinstance(error, TimeoutError) else name
     return outcome.Failure(
         f"{name}: {text}" if text else name,
-        secrecy.scrub(str(code), arguments)[:100] if isinstance(code, (str, int)) else default,
-        f"{name} at {at}" if at else name,
+        storable(code, arguments, most=MOST_CODE) if isinstance(code, (str, int)) else default,
+        clean(f"{name} at {at}") if at else name,
     )
+
+
+def storable(said: object, arguments: str, *, most: int = MOST_TEXT) -> str:
+    """A handler's own words as any store and the pipe take them, without payload values."""
+    return secrecy.scrub(clean(str(said)), arguments)[:most]  # a cut first could hide half a value
+
+
+def clean(text: str) -> str:
+    """Without NUL and lone surrogates (a file name from `os.listdir` may hold some)."""
+    return text.replace("\x00", "").encode("utf-8", "replace").decode()

@@ -6,6 +6,7 @@ passes the same objects without a pipe.
 
 from __future__ import annotations
 
+import logging
 import socket
 import struct
 import threading
@@ -19,6 +20,8 @@ from tenure.job import ClaimedJob
 from tenure.outcome import Ended
 from tenure.policy import Keep
 from tenure.record import Record
+
+log = logging.getLogger("tenure.worker")
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -186,5 +189,8 @@ class Pipe:
                     self._on_message(message)
         except OSError:
             pass  # reset by a dying child: the same as its end of file
+        except Exception:
+            # It goes when its pipe does. Silence would leave its jobs to nobody.
+            log.exception("what a child said cannot be read: it is given up")
         self._socket.close()
         self._on_end()

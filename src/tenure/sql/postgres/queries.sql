@@ -62,12 +62,12 @@ SELECT count(*) FROM job;
 
 -- name: enqueue_jobs
 SELECT id, duplicate, status
-  FROM tenure.enqueue_jobs(%(jobs)s::json, %(again)s, %(audit)s, %(now)s);
+  FROM tenure.enqueue_jobs(%(jobs)s::json, %(again)s, %(audit)s, %(now)s, true);
 
 -- The same on a caller's connection: no row, and nothing done, when that is another database.
 -- name: enqueue_here
 SELECT id, duplicate, status
-  FROM tenure.enqueue_jobs(%(jobs)s::json, %(again)s, %(audit)s, %(now)s)
+  FROM tenure.enqueue_jobs(%(jobs)s::json, %(again)s, %(audit)s, %(now)s, false)
  WHERE tenure.home() = %(home)s;
 
 -- name: home
@@ -164,9 +164,7 @@ SELECT requeued, poisoned FROM tenure.rescue(%(worker)s, %(beat)s, %(started)s::
   %(reason)s, %(not_after)s, %(audit)s, %(now)s);
 
 -- name: retire
-UPDATE tenure.workers w SET dead_at = coalesce(%(now)s, tenure.clock()), dead_reason = 'signed off'
- WHERE w.no = %(worker)s AND w.dead_at IS NULL
-   AND NOT EXISTS (SELECT 1 FROM tenure.jobs j WHERE j.worker = w.no);
+SELECT tenure.retire(%(worker)s, %(now)s);
 
 -- name: queue_names
 SELECT name, paused_at IS NOT NULL FROM tenure.queues ORDER BY name;
@@ -342,33 +340,41 @@ WITH gone AS (
   RETURNING 1)
 SELECT count(*) FROM gone;
 
+-- Dead jobs somebody waits for stay: they may yet be replayed.
 -- name: prune_dead
 WITH gone AS (
   DELETE FROM tenure.jobs WHERE id = ANY (ARRAY(
-    SELECT id FROM tenure.jobs
+    SELECT id FROM tenure.jobs j
      WHERE completed_at IS NOT NULL AND status IN ('failed', 'dead_letter')
-       AND type <> ALL (%(types)s::text[]) AND completed_at < %(before)s LIMIT %(most)s
-       FOR UPDATE SKIP LOCKED))
+       AND type <> ALL (%(types)s::text[]) AND completed_at < %(before)s
+       AND NOT EXISTS (SELECT 1 FROM tenure.edges d JOIN tenure.jobs w ON w.id = d.job
+                        WHERE d.needs = j.id)
+     LIMIT %(most)s FOR UPDATE SKIP LOCKED))
   RETURNING 1)
 SELECT count(*) FROM gone;
 
 -- name: prune_dead_type
 WITH gone AS (
   DELETE FROM tenure.jobs WHERE id = ANY (ARRAY(
-    SELECT id FROM tenure.jobs
+    SELECT id FROM tenure.jobs j
      WHERE completed_at IS NOT NULL AND status IN ('failed', 'dead_letter')
-       AND type = %(type)s AND completed_at < %(before)s LIMIT %(most)s
-       FOR UPDATE SKIP LOCKED))
+       AND type = %(type)s AND completed_at < %(before)s
+       AND NOT EXISTS (SELECT 1 FROM tenure.edges d JOIN tenure.jobs w ON w.id = d.job
+                        WHERE d.needs = j.id)
+     LIMIT %(most)s FOR UPDATE SKIP LOCKED))
   RETURNING 1)
 SELECT count(*) FROM gone;
 
 -- name: prune_dead_last
 WITH gone AS (
   DELETE FROM tenure.jobs WHERE id = ANY (ARRAY(
-    SELECT id FROM tenure.jobs
-     WHERE completed_at IS NOT NULL AND status IN ('failed', 'dead_letter') AND type = %(type)s
-     ORDER BY completed_at DESC LIMIT %(most)s OFFSET %(last)s
-       FOR UPDATE SKIP LOCKED))
+    SELECT j.id FROM (SELECT id FROM tenure.jobs
+                       WHERE completed_at IS NOT NULL AND status IN ('failed', 'dead_letter')
+                         AND type = %(type)s
+                       ORDER BY completed_at DESC LIMIT %(most)s OFFSET %(last)s
+                         FOR UPDATE SKIP LOCKED) j
+     WHERE NOT EXISTS (SELECT 1 FROM tenure.edges d JOIN tenure.jobs w ON w.id = d.job
+                        WHERE d.needs = j.id)))
   RETURNING 1)
 SELECT count(*) FROM gone;
 

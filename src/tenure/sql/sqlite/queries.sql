@@ -38,7 +38,9 @@ ON CONFLICT (org, key) DO UPDATE SET
 -- name: enqueue_owners
 SELECT r.value ->> 0, k.job_id,
        coalesce((SELECT status FROM tenure_jobs WHERE id = k.job_id),
-                (SELECT status FROM tenure_history WHERE id = k.job_id), 'completed')
+                (SELECT status FROM tenure_history WHERE id = k.job_id),
+                CASE k.status WHEN 'dead' THEN 'dead_letter' WHEN 'failed' THEN 'failed'
+                              ELSE 'completed' END)
   FROM json_each(:rows) r JOIN tenure_keys k ON k.org = :org AND k.key = r.value ->> 4;
 
 -- One group of jobs that share their terms; a key's row is inserted by the key's owner only.
@@ -70,8 +72,8 @@ SELECT :now, 'job.enqueued', value ->> 0, :type, 0, 0, :org, :project, :actor_ty
 -- Rows are [job, needs].
 -- name: enqueue_edges
 INSERT INTO tenure_edges (needs, job, met)
-SELECT value ->> 1, value ->> 0,
-       EXISTS (SELECT 1 FROM tenure_history WHERE id = value ->> 1 AND status = 'completed')
+SELECT value ->> 1, value ->> 0, value ->> 2
+       OR EXISTS (SELECT 1 FROM tenure_history WHERE id = value ->> 1 AND status = 'completed')
   FROM json_each(:edges) WHERE EXISTS (SELECT 1 FROM tenure_jobs WHERE id = value ->> 0)
 ON CONFLICT DO NOTHING;
 
@@ -620,11 +622,15 @@ DELETE FROM tenure_history WHERE id IN
                        WHERE d.needs = h.id)
     ORDER BY completed_at LIMIT :most);
 
+-- Dead jobs somebody waits for stay: they may yet be replayed.
 -- name: prune_dead
 DELETE FROM tenure_jobs WHERE id IN
-  (SELECT id FROM tenure_jobs
+  (SELECT id FROM tenure_jobs j
     WHERE completed_at IS NOT NULL AND status IN ('failed', 'dead_letter')
-      AND type NOT IN (SELECT value FROM json_each(:types)) AND completed_at < :before LIMIT :most);
+      AND type NOT IN (SELECT value FROM json_each(:types)) AND completed_at < :before
+      AND NOT EXISTS (SELECT 1 FROM tenure_edges d CROSS JOIN tenure_jobs w ON w.id = d.job
+                       WHERE d.needs = j.id)
+    LIMIT :most);
 
 -- Keep the last N of a task: everything older goes, a bounded batch at a time.
 -- name: prune_history_last
@@ -636,15 +642,21 @@ DELETE FROM tenure_history WHERE id IN
 
 -- name: prune_dead_type
 DELETE FROM tenure_jobs WHERE id IN
-  (SELECT id FROM tenure_jobs
+  (SELECT id FROM tenure_jobs j
     WHERE completed_at IS NOT NULL AND status IN ('failed', 'dead_letter')
-      AND type = :type AND completed_at < :before LIMIT :most);
+      AND type = :type AND completed_at < :before
+      AND NOT EXISTS (SELECT 1 FROM tenure_edges d CROSS JOIN tenure_jobs w ON w.id = d.job
+                       WHERE d.needs = j.id)
+    LIMIT :most);
 
 -- name: prune_dead_last
 DELETE FROM tenure_jobs WHERE id IN
-  (SELECT id FROM tenure_jobs
-    WHERE completed_at IS NOT NULL AND status IN ('failed', 'dead_letter') AND type = :type
-    ORDER BY completed_at DESC LIMIT :most OFFSET :last);
+  (SELECT id FROM (SELECT id FROM tenure_jobs
+                    WHERE completed_at IS NOT NULL AND status IN ('failed', 'dead_letter')
+                      AND type = :type
+                    ORDER BY completed_at DESC LIMIT :most OFFSET :last) j
+    WHERE NOT EXISTS (SELECT 1 FROM tenure_edges d CROSS JOIN tenure_jobs w ON w.id = d.job
+                       WHERE d.needs = j.id));
 
 -- Steps and edges of jobs that are no more.
 -- name: prune_steps

@@ -122,7 +122,13 @@ class Enqueueing(SqliteBase):
                     owners[sent] = (owner, status)
         waiting = [job for job in firsts if job.after and job.id not in stored]
         if waiting:
-            self._add_edges(db, _by_owners(waiting, repeats, owners), now)
+            # By its key: history may have forgotten it.
+            done = {
+                (job.terms.org, owners[job.id][0])
+                for job in firsts
+                if job.id in owners and owners[job.id][1] == "completed"
+            }
+            self._add_edges(db, _by_owners(waiting, repeats, owners), done, now)
         receipts = []
         for job in jobs:
             first = repeats.get(job.id, job.id)
@@ -154,7 +160,9 @@ class Enqueueing(SqliteBase):
             self._bound = (terms, bound)
         return bound
 
-    def _add_edges(self, db: sqlite3.Connection, jobs: list[NewJob], now: int) -> None:
+    def _add_edges(
+        self, db: sqlite3.Connection, jobs: list[NewJob], done: set[tuple[str, str]], now: int
+    ) -> None:
         if not jobs:
             return
         refuse_circles(jobs)
@@ -162,12 +170,19 @@ class Enqueueing(SqliteBase):
         orgs = {id: org for id, _status, org in db.execute(self._sql["statuses"], {"ids": needs})}
         for job in jobs:
             for needed in job.after:
-                if orgs.get(needed) != job.terms.org:  # another org's job is as good as none
+                org = job.terms.org
+                if orgs.get(needed) != org and (org, needed) not in done:
                     raise errors.JobError(
                         f"a {job.terms.type!r} job is to run after {needed}, but there is no such "
                         "job: enqueue that one first, or with it in the same batch"
                     )
-        edges = to_json([(job.id, needed) for job in jobs for needed in job.after])
+        edges = to_json(
+            [
+                (job.id, needed, (job.terms.org, needed) in done)
+                for job in jobs
+                for needed in job.after
+            ]
+        )
         db.execute(self._sql["enqueue_edges"], {"edges": edges})
         db.execute(self._sql["count_waits"], {"ids": to_json([job.id for job in jobs]), "now": now})
 

@@ -13,8 +13,8 @@ DROP FUNCTION tenure.add_partitions, tenure.add_up, tenure.bucket, tenure.cancel
   tenure.enqueue, tenure.enqueue_jobs, tenure.finish, tenure.finish_completed, tenure.first_id,
   tenure.home, tenure.lanes, tenure.leave, tenure.look_up, tenure.new_id, tenure.next_due,
   tenure.note, tenure.pass_fence, tenure.pick, tenure.refuse_change, tenure.refuse_jobs,
-  tenure.release, tenure.replay, tenure.rescue, tenure.roll_up, tenure.save_step, tenure.settle,
-  tenure.settle_dependants, tenure.ulid, tenure.withdraw;
+  tenure.release, tenure.replay, tenure.rescue, tenure.retire, tenure.roll_up, tenure.save_step,
+  tenure.settle, tenure.settle_dependants, tenure.ulid, tenure.withdraw;
 
 DROP TYPE tenure.new_job, tenure.lane, tenure.ended, tenure.tally;
 

@@ -345,9 +345,11 @@ END $$;
 
 -- Store all jobs of a JSON array or none; one receipt each, in order. A key seen before within
 -- its org yields the first job's receipt. `again` repeats a call whose reply was lost: what is
--- stored already, live or finished, is not stored twice. A batch that cannot be stored comes back
--- as one row without an id that says why: an error would end the caller's transaction.
-CREATE FUNCTION tenure.enqueue_jobs(jobs json, again boolean, audit text, now_ms bigint)
+-- stored already, live or finished, is not stored twice. `alone`: this call is the transaction. A
+-- batch that cannot be stored comes back as one row without an id that says why: an error would
+-- end the caller's transaction.
+CREATE FUNCTION tenure.enqueue_jobs(jobs json, again boolean, audit text, now_ms bigint,
+  alone boolean)
 RETURNS TABLE (id uuid, duplicate boolean, status text) LANGUAGE plpgsql
 SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 #variable_conflict use_column
@@ -389,29 +391,42 @@ BEGIN
   SELECT DISTINCT b.queue, moment FROM unnest(batch) b
    WHERE NOT EXISTS (SELECT 1 FROM tenure.queues q WHERE q.name = b.queue) ORDER BY b.queue
   ON CONFLICT DO NOTHING;
-  -- Keys before jobs: whoever inserts the key owns it. An expired key changes hands.
+  -- Keys before jobs: whoever inserts the key owns it. An expired key changes hands. That one was
+  -- seen that is taken, is noted where this call is the whole transaction: a caller's lock on it
+  -- would last until their commit, and the finish of the job that owns the key wait for that.
   IF EXISTS (SELECT 1 FROM unnest(batch) b WHERE b.key IS NOT NULL) THEN
-    INSERT INTO tenure.keys AS k (org, key, job_id, first_seen_at, last_seen_at, ttl_ms)
+    INSERT INTO tenure.keys (org, key, job_id, first_seen_at, last_seen_at, ttl_ms)
     SELECT DISTINCT ON (b.org, b.key) b.org, b.key, b.id, moment, moment, b.key_ttl_ms
       FROM unnest(batch) b
      WHERE b.key IS NOT NULL AND b.id <> ALL (stored)
      ORDER BY b.org, b.key, b.place
-    ON CONFLICT (org, key) DO UPDATE SET
-      job_id        = CASE WHEN k.expires_at <= moment THEN excluded.job_id ELSE k.job_id END,
+    ON CONFLICT (org, key) DO NOTHING;
+    UPDATE tenure.keys k SET
+      job_id        = CASE WHEN k.expires_at <= moment THEN s.id ELSE k.job_id END,
       first_seen_at = CASE WHEN k.expires_at <= moment THEN moment ELSE k.first_seen_at END,
       status        = CASE WHEN k.expires_at <= moment THEN NULL ELSE k.status END,
       result_ref    = CASE WHEN k.expires_at <= moment THEN NULL ELSE k.result_ref END,
       error_ref     = CASE WHEN k.expires_at <= moment THEN NULL ELSE k.error_ref END,
-      ttl_ms        = CASE WHEN k.expires_at <= moment THEN excluded.ttl_ms ELSE k.ttl_ms END,
+      ttl_ms        = CASE WHEN k.expires_at <= moment THEN s.key_ttl_ms ELSE k.ttl_ms END,
       expires_at    = CASE WHEN k.expires_at <= moment THEN NULL ELSE k.expires_at END,
-      last_seen_at  = moment;
+      last_seen_at  = moment
+      FROM (SELECT t.org, t.key, b.id, b.key_ttl_ms
+              FROM (SELECT DISTINCT ON (b.org, b.key) b.org, b.key, b.id, b.key_ttl_ms
+                      FROM unnest(batch) b WHERE b.key IS NOT NULL AND b.id <> ALL (stored)
+                     ORDER BY b.org, b.key, b.place) b
+              JOIN tenure.keys t ON t.org = b.org AND t.key = b.key
+             WHERE t.job_id <> b.id
+               AND (t.expires_at <= moment OR alone)
+             ORDER BY t.org, t.key FOR UPDATE OF t) s
+     WHERE k.org = s.org AND k.key = s.key;
   END IF;
   -- What a job is to run after; the owner of a key stands for the job not stored because of it.
   IF EXISTS (SELECT 1 FROM unnest(batch) b WHERE b.after IS NOT NULL) THEN
     INSERT INTO tenure.edges (needs, job, met)
     SELECT DISTINCT coalesce(ok.job_id, n.needs), b.id,
-           EXISTS (SELECT 1 FROM tenure.history h
-                    WHERE h.id = coalesce(ok.job_id, n.needs) AND h.status = 'completed')
+           coalesce(ok.status = 'succeeded', false)  -- history may have forgotten it
+           OR EXISTS (SELECT 1 FROM tenure.history h
+                       WHERE h.id = coalesce(ok.job_id, n.needs) AND h.status = 'completed')
       FROM unnest(batch) b CROSS JOIN LATERAL unnest(b.after) n(needs)
       LEFT JOIN tenure.keys k ON k.org = b.org AND k.key = b.key
       LEFT JOIN unnest(batch) o ON o.id = n.needs
@@ -457,7 +472,8 @@ BEGIN
          CASE WHEN coalesce(k.job_id, b.id) = b.id THEN 'queued'
               ELSE coalesce((SELECT s.status FROM tenure.jobs s WHERE s.id = k.job_id),
                             (SELECT s.status FROM tenure.history s WHERE s.id = k.job_id),
-                            'completed') END
+                            CASE k.status WHEN 'dead' THEN 'dead_letter' WHEN 'failed' THEN 'failed'
+                                          ELSE 'completed' END) END
     FROM unnest(batch) b LEFT JOIN tenure.keys k ON k.org = b.org AND k.key = b.key
    ORDER BY b.place;
 END $$;
@@ -470,7 +486,7 @@ RETURNS TABLE (id uuid, duplicate boolean, status text) LANGUAGE plpgsql AS $$
 DECLARE
   receipt record;
 BEGIN
-  FOR receipt IN SELECT * FROM tenure.enqueue_jobs(jobs::text::json, false, 'all', NULL) LOOP
+  FOR receipt IN SELECT * FROM tenure.enqueue_jobs(jobs::text::json, false, 'all', NULL, false) LOOP
     IF receipt.id IS NULL THEN
       RAISE EXCEPTION USING ERRCODE = 'TN001', MESSAGE = receipt.status;
     END IF;
@@ -860,7 +876,8 @@ BEGIN
     SELECT c.id, c.jobs FROM json_to_recordset(children) AS c(id uuid, jobs json)
      WHERE EXISTS (SELECT 1 FROM unnest(runs) r WHERE r.id = c.id AND r.status = 'completed')
   LOOP
-    SELECT e.status INTO refusal FROM tenure.enqueue_jobs(family.jobs, false, audit, moment) e
+    SELECT e.status INTO refusal
+      FROM tenure.enqueue_jobs(family.jobs, false, audit, moment, NOT strict) e
      WHERE e.id IS NULL;
     CONTINUE WHEN NOT FOUND;
     IF strict THEN
@@ -873,7 +890,9 @@ BEGIN
                            NULL, NULL, 0, false, r.key, r.org, r.queue, r.type)::tenure.ended END
         FROM unnest(runs) r);
   END LOOP;
-  PERFORM tenure.end_runs(by_worker, runs, audit, moment);
+  -- A handler's own transaction counts elsewhere: until its commit the worker's row is not free.
+  PERFORM tenure.end_runs(by_worker, runs, audit, moment,
+                          CASE WHEN strict THEN -1 - pg_backend_pid() % 64 ELSE by_worker END);
   RETURN QUERY
   SELECT (e.value ->> 0)::uuid, (e.value ->> 1)::integer FROM json_array_elements(rows) e
   EXCEPT SELECT r.id, r.lease_no FROM unnest(runs) r;
@@ -909,8 +928,8 @@ LANGUAGE sql AS $$
 $$;
 
 -- What has passed the fence: write its consequences.
-CREATE FUNCTION tenure.end_runs(by_worker integer, runs tenure.ended[], audit text, moment bigint)
-RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION tenure.end_runs(by_worker integer, runs tenure.ended[], audit text, moment bigint,
+  counted_by integer) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
   INSERT INTO tenure.events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
@@ -921,7 +940,7 @@ BEGIN
            json_build_object('error', r.error, 'code', r.error_code, 'delay_ms', r.delay_ms) END
     FROM unnest(runs) r JOIN tenure.jobs j ON j.id = r.id
    WHERE audit = 'all' OR r.outcome <> 'completed';
-  PERFORM tenure.leave(by_worker, runs, moment);
+  PERFORM tenure.leave(by_worker, runs, moment, counted_by);
   -- Everything else stays hot: queued again (retry, snooze, release, crash) or dead.
   -- A release keeps its place in the queue; a retry and a snooze get a new ready_at.
   -- A rescue is nobody's finish: the late one of the worker it was taken from stays refused.
@@ -957,8 +976,8 @@ END $$;
 
 -- completed, cancelled: out of the hot table, into history, under the number they finished with.
 -- A key's status is written once, when its job ends; its time to live starts then.
-CREATE FUNCTION tenure.leave(by_worker integer, runs tenure.ended[], moment bigint)
-RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION tenure.leave(by_worker integer, runs tenure.ended[], moment bigint,
+  counted_by integer) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
   WITH gone AS (
@@ -989,7 +1008,7 @@ BEGIN
      AND k.org = r.org AND k.key = r.key AND k.job_id = r.id;
   DELETE FROM tenure.steps s USING unnest(runs) r
    WHERE s.job_id = r.id AND r.status IN ('completed', 'cancelled');
-  PERFORM tenure.roll_up(by_worker, moment, ARRAY(
+  PERFORM tenure.roll_up(counted_by, moment, ARRAY(
     SELECT ROW(r.queue, r.type, r.outcome, tenure.bucket(r.duration_ms), count(*),
                sum(r.duration_ms)::bigint)::tenure.tally
       FROM unnest(runs) r GROUP BY r.queue, r.type, r.outcome, tenure.bucket(r.duration_ms)));
@@ -1174,10 +1193,21 @@ BEGIN
              NULL, NULL, 0,
              CASE WHEN started IS NULL OR j.id = ANY (started) THEN crash_limit END)), '[]')
       FROM tenure.jobs j WHERE j.worker = dead));
-  PERFORM tenure.end_runs(dead, runs, audit, moment);
+  PERFORM tenure.end_runs(dead, runs, audit, moment, dead);
   RETURN QUERY
   SELECT count(*) FILTER (WHERE r.status <> 'dead_letter')::integer,
          count(*) FILTER (WHERE r.status = 'dead_letter')::integer FROM unnest(runs) r;
+END $$;
+
+-- Sign off, unless something is held. A claim of ours may be under way still, its client gone: it
+-- has the row, so it is waited for, and then seen.
+CREATE FUNCTION tenure.retire(leaving integer, now_ms bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM 1 FROM tenure.workers w WHERE w.no = leaving FOR UPDATE;
+  UPDATE tenure.workers w
+     SET dead_at = coalesce(now_ms, tenure.clock()), dead_reason = 'signed off'
+   WHERE w.no = leaving AND w.dead_at IS NULL
+     AND NOT EXISTS (SELECT 1 FROM tenure.jobs j WHERE j.worker = w.no);
 END $$;
 
 -- -- operators -----------------------------------------------------------------------------------
@@ -1220,7 +1250,7 @@ BEGIN
      ORDER BY j.id FOR UPDATE);
   IF cardinality(runs) > 0 THEN
     PERFORM tenure.note(ARRAY(SELECT r.id FROM unnest(runs) r), what, why, by_type, by_id, moment);
-    PERFORM tenure.leave(0, runs, moment);
+    PERFORM tenure.leave(0, runs, moment, 0);
   END IF;
   RETURN runs;
 END $$;
@@ -1316,8 +1346,8 @@ END $$;
 
 -- -- partitions ----------------------------------------------------------------------------------
 -- Owned by whoever migrates and run with that role's rights: a worker needs no DDL of its own.
--- They wait for a lock at most half a second: an upkeep that has to queue would hold up everybody
--- behind it; the next pass tries again.
+-- They wait for a lock at most half a second, once: an upkeep that has to queue holds up everybody
+-- behind it. What could not be done is left to the next pass.
 
 -- The partitions of the days around `now_ms`; how many were made. Rows that have gone to the
 -- partition for everything else meanwhile are moved.
@@ -1355,6 +1385,8 @@ BEGIN
     END IF;
   END LOOP;
   RETURN made;
+EXCEPTION WHEN lock_not_available THEN
+  RETURN 0;
 END $$;
 
 -- The smallest id of a day.
@@ -1370,6 +1402,7 @@ RETURNS TABLE (history integer, events integer) LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
 DECLARE
   part record;
+  look text;
   wanted boolean;
 BEGIN
   history := 0;
@@ -1382,20 +1415,27 @@ BEGIN
        WHERE i.inhparent IN ('tenure.history'::regclass, 'tenure.events'::regclass)
          AND c.relname ~ '_[0-9]{8}$' ORDER BY c.relname
     LOOP
+      CONTINUE WHEN (part.day + 1) * 86400000 >=
+                    CASE WHEN part.finished THEN keep_history ELSE keep_events END;
+      look := format('SELECT EXISTS (SELECT 1 FROM tenure.%1$I h WHERE h.completed_at >= $1 '
+        'OR h.type = ANY ($2) OR EXISTS (SELECT 1 FROM tenure.edges e JOIN tenure.jobs j '
+        'ON j.id = e.job WHERE e.needs = h.id))', part.relname);
       IF part.finished THEN
-        CONTINUE WHEN (part.day + 1) * 86400000 >= keep_history;
-        EXECUTE format('SELECT EXISTS (SELECT 1 FROM tenure.%1$I h WHERE h.completed_at >= $1 '
-          'OR h.type = ANY ($2) OR EXISTS (SELECT 1 FROM tenure.edges e JOIN tenure.jobs j '
-          'ON j.id = e.job WHERE e.needs = h.id))', part.relname)
-          INTO wanted USING keep_history, own_terms;
+        EXECUTE look INTO wanted USING keep_history, own_terms;
         CONTINUE WHEN wanted;
-        EXECUTE format('DROP TABLE tenure.%I', part.relname);
-        history := history + 1;
-      ELSE
-        CONTINUE WHEN (part.day + 1) * 86400000 >= keep_events;
-        EXECUTE format('DROP TABLE tenure.%I', part.relname);
-        events := events + 1;
       END IF;
+      BEGIN
+        IF part.finished THEN  -- an old job may be ending this moment: nobody writes, look again
+          LOCK TABLE ONLY tenure.history IN ACCESS EXCLUSIVE MODE;
+          EXECUTE look INTO wanted USING keep_history, own_terms;
+          CONTINUE WHEN wanted;
+        END IF;
+        EXECUTE format('DROP TABLE tenure.%I', part.relname);
+      EXCEPTION WHEN lock_not_available THEN
+        EXIT;
+      END;
+      history := history + part.finished::integer;
+      events := events + (NOT part.finished)::integer;
     END LOOP;
   END IF;
   RETURN NEXT;

@@ -1,0 +1,153 @@
+"""Two sessions at once on PostgreSQL, one of them held in the middle of what it does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+from contract.builders import claim_one, finish, new, put, started_job, worker, worker_row
+from tenure.outcome import Completed, Ended
+from tenure.store import Prune
+from tenure.stores.postgres import PostgresStore
+from tenure.stores.postgres.database import to_uuid_text
+
+DAY = 86_400_000
+KEEP = Prune(completed=7 * 86_400, dead=7 * 86_400, events=7 * 86_400)
+
+
+@pytest.fixture
+def store(make_database: Callable[..., str]) -> Iterator[PostgresStore]:
+    made = PostgresStore(make_database(migrated=True), notify=False)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def other(store: PostgresStore) -> Iterator[psycopg.Connection[Any]]:
+    """Somebody else's session; a transaction begins with its first statement."""
+    with psycopg.connect(store.database.url) as connection:
+        yield connection
+        connection.rollback()
+
+
+@pytest.fixture
+def aside() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def until_it_waits(connection: psycopg.Connection[Any], what: str) -> None:
+    """For a lock: seen from the session that holds it."""
+    deadline = time.monotonic() + 10
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s"
+    while not connection.execute(waiting, [f"%{what}%"]).fetchall():
+        assert time.monotonic() < deadline
+        connection.execute("SELECT pg_stat_clear_snapshot()")
+
+
+def test_a_taken_key_in_an_open_transaction_holds_up_nobody(
+    store: PostgresStore, other: psycopg.Connection[Any]
+) -> None:
+    no = worker(store)
+    store.enqueue([new(key="k")])
+    job = claim_one(store, no)
+    other.execute("SELECT 1")
+    assert store.enqueue_on(other, [new(key="k")]) == [(job.id, True, "in_progress")]
+
+    began = time.monotonic()
+    assert finish(store, no, job, Completed()) == "accepted"
+    assert time.monotonic() - began < 1
+
+
+def test_a_key_that_is_taken_was_seen(store: PostgresStore) -> None:
+    seen = "SELECT first_seen_at, last_seen_at FROM tenure.keys"
+    store.enqueue([new(key="k")], now_ms=1000)
+    assert store.database.run(seen, {}) == [(1000, 1000)]
+    store.enqueue([new(key="k")], now_ms=5000)
+    assert store.database.run(seen, {}) == [(1000, 5000)]
+
+
+def test_a_worker_does_not_sign_off_over_a_claim_under_way(
+    store: PostgresStore, other: psycopg.Connection[Any], aside: ThreadPoolExecutor
+) -> None:
+    """Its client may be gone; the server goes on, and would leave jobs to a dead worker."""
+    no = worker(store)
+    put(store)
+    other.execute("SELECT 1 FROM tenure.workers WHERE no = %s FOR KEY SHARE", [no])  # as claims do
+    other.execute("UPDATE tenure.jobs SET status = 'in_progress', worker = %s, lease_no = 1", [no])
+    leaving: Future[None] = aside.submit(store.retire, no)
+    until_it_waits(other, "tenure.retire")
+    other.commit()
+    leaving.result(10)
+
+    assert worker_row(store, no).dead_at is None  # a rescue will find it, and the job
+    assert worker_row(store, no).held == 1
+
+
+def old_partition(store: PostgresStore) -> tuple[str, int]:
+    """A day that is over, and its partition."""
+    day = int(time.time() * 1000) - 30 * DAY
+    store.database.run("SELECT tenure.add_partitions(%(day)s)", {"day": day})
+    name = time.strftime("history_%Y%m%d", time.gmtime(day / 1000))
+    return name, day
+
+
+def partitions(store: PostgresStore) -> set[str]:
+    found = "SELECT inhrelid::regclass::text FROM pg_inherits"
+    return {row[0].removeprefix("tenure.") for row in store.database.run(found, {})}
+
+
+def test_a_day_is_not_dropped_under_a_job_that_ends(
+    store: PostgresStore, other: psycopg.Connection[Any], aside: ThreadPoolExecutor
+) -> None:
+    name, day = old_partition(store)
+    no = worker(store)
+    ((id,),) = store.database.run("SELECT tenure.ulid(tenure.new_id(%(day)s))", {"day": day})
+    old = new(id=id)
+    store.enqueue([old])
+    job = claim_one(store, no)
+    finishing = """SELECT * FROM tenure.finish_completed(%s, ARRAY[%s]::uuid[], ARRAY[%s], ARRAY[1],
+                                                         '[null]', 'all', NULL)"""
+    other.execute(finishing, [no, to_uuid_text(job.id), job.lease_no])
+    pruning: Future[Any] = aside.submit(store.prune, KEEP)
+    until_it_waits(other, "drop_partitions")
+    other.commit()
+    pruning.result(20)
+
+    assert name in partitions(store)
+    found = store.get(old.id)
+    assert found is not None and found.status == "completed"
+
+
+def test_a_reader_delays_the_upkeep_of_partitions_once(
+    store: PostgresStore, other: psycopg.Connection[Any]
+) -> None:
+    name, _day = old_partition(store)
+    other.execute("SELECT count(*) FROM tenure.history")
+
+    began = time.monotonic()
+    store.prune(KEEP)
+    assert time.monotonic() - began < 5  # half a second for each of two; repeated it was fifteen
+    assert name in partitions(store)
+
+    other.rollback()
+    store.prune(KEEP)
+    assert name not in partitions(store)
+
+
+def test_a_handlers_transaction_holds_up_no_finish(store: PostgresStore) -> None:
+    no = worker(store)
+    first, second = started_job(store, no), started_job(store, no)
+    with store.transaction(5) as settlement:
+        ended = Ended(first.id, first.lease_no, 1, Completed())
+        assert settlement.finish(no, ended) == "accepted"  # written, not yet committed
+        began = time.monotonic()
+        assert finish(store, no, second, Completed()) == "accepted"
+        assert time.monotonic() - began < 1
+
+    assert sum(rollup.runs for rollup in store.rollups(since_ms=0)) == 2
