@@ -10,7 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from contract.builders import claim_one, finish, new, put, started_job, worker, worker_row
+from contract.builders import claim_one, finish, get, new, put, started_job, worker, worker_row
+from tenure.engine.finisher import ALONE_AFTER, Finisher
+from tenure.errors import StoreBusy
 from tenure.outcome import Completed, Ended
 from tenure.store import Prune
 from tenure.stores.postgres import PostgresStore
@@ -151,3 +153,29 @@ def test_a_handlers_transaction_holds_up_no_finish(store: PostgresStore) -> None
         assert time.monotonic() - began < 1
 
     assert sum(rollup.runs for rollup in store.rollups(since_ms=0)) == 2
+
+
+def test_a_locked_job_holds_up_no_outcome_but_its_own(
+    make_database: Callable[..., str],
+) -> None:
+    store = PostgresStore(make_database(migrated=True), notify=False, timeout=1.0)
+    no = worker(store)
+    jobs = [started_job(store, no) for _ in range(3)]
+    finisher = Finisher(store)
+    finisher.add([Ended(job.id, job.lease_no, 1, Completed()) for job in jobs], [])
+    with psycopg.connect(store.database.url) as other:
+        held = to_uuid_text(jobs[0].id)
+        other.execute("SELECT 1 FROM tenure.jobs WHERE id = %s FOR UPDATE", [held])
+        for _ in range(ALONE_AFTER):
+            with pytest.raises(StoreBusy):
+                finisher.flush(no)
+        finisher.flush(no)
+        assert [get(store, job.id).status for job in jobs] == [
+            "in_progress", "completed", "completed",
+        ]  # fmt: skip
+        other.rollback()
+    while finisher.pending:
+        assert finisher.flush(no) == []
+    assert get(store, jobs[0].id).status == "completed"
+    assert finisher.counts["completed"] == 3
+    store.close()

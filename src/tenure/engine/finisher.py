@@ -30,6 +30,7 @@ class Finisher:
         self._ended: list[Ended] = []
         self._progress: dict[str, Progress] = {}
         self._failures = 0
+        self._locked = False  # a row of the batch that is written one by one
         self._writing = False
         self._flying: list[Ended] = []  # the batch being written
         self.counts: Counter[str] = Counter()
@@ -92,6 +93,7 @@ class Finisher:
         if self._failures < ALONE_AFTER:
             verdicts = self._store.finish(worker, ended)
         else:
+            self._locked = False
             verdicts = [self._write_alone(worker, end) for end in ended]
         said = list(zip(ended, verdicts, strict=True))
         kinds = Counter([type(end.outcome) for end, verdict in said if verdict == "accepted"])
@@ -105,15 +107,19 @@ class Finisher:
         return refused
 
     def _write_alone(self, worker: int, end: Ended) -> Accepted:
-        """A row that fails alone too is kept for later, and does not hold up the others."""
+        """A row that fails alone too is kept for later, and does not hold up the others: the store
+        does not take it, or somebody holds a lock on its job. Two locks in a row are no chance."""
         try:
             return self._store.finish(worker, [end])[0]
         except StoreBusy:
-            raise
+            if self._locked:
+                raise
+            self._locked = True
+            log.warning("somebody holds a lock on job %s; its outcome is kept", end.id)
         except StoreError:
             log.exception("the outcome of job %s cannot be stored; it is kept", end.id)
-            self.add([end], [])
-            return "repeated"
+        self.add([end], [])
+        return "repeated"
 
 
 def _settled(end: Ended) -> bool:
