@@ -391,9 +391,9 @@ BEGIN
   SELECT DISTINCT b.queue, moment FROM unnest(batch) b
    WHERE NOT EXISTS (SELECT 1 FROM tenure.queues q WHERE q.name = b.queue) ORDER BY b.queue
   ON CONFLICT DO NOTHING;
-  -- Keys before jobs: whoever inserts the key owns it. An expired key changes hands. That one was
-  -- seen that is taken, is noted where this call is the whole transaction: a caller's lock on it
-  -- would last until their commit, and the finish of the job that owns the key wait for that.
+  -- Keys before jobs: whoever inserts the key owns it. An expired key changes hands. A taken
+  -- one was seen again, which is noted only where this call is the whole transaction: a caller's
+  -- lock on it would last until their commit, and the finish of the key's owner wait for that.
   IF EXISTS (SELECT 1 FROM unnest(batch) b WHERE b.key IS NOT NULL) THEN
     INSERT INTO tenure.keys (org, key, job_id, first_seen_at, last_seen_at, ttl_ms)
     SELECT DISTINCT ON (b.org, b.key) b.org, b.key, b.id, moment, moment, b.key_ttl_ms
