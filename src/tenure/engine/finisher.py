@@ -30,7 +30,6 @@ class Finisher:
         self._ended: list[Ended] = []
         self._progress: dict[str, Progress] = {}
         self._failures = 0
-        self._locked = False  # a row of the batch that is written one by one
         self._writing = False
         self._flying: list[Ended] = []  # the batch being written
         self.counts: Counter[str] = Counter()
@@ -93,8 +92,7 @@ class Finisher:
         if self._failures < ALONE_AFTER:
             verdicts = self._store.finish(worker, ended)
         else:
-            self._locked = False
-            verdicts = [self._write_alone(worker, end) for end in ended]
+            verdicts = self._write_one_by_one(worker, ended)
         said = list(zip(ended, verdicts, strict=True))
         kinds = Counter([type(end.outcome) for end, verdict in said if verdict == "accepted"])
         self.counts.update({kind.__name__.lower(): count for kind, count in kinds.items()})
@@ -106,20 +104,27 @@ class Finisher:
             log.warning("%d finishes refused, their leases are gone: nothing changed", len(refused))
         return refused
 
-    def _write_alone(self, worker: int, end: Ended) -> Accepted:
+    def _write_one_by_one(self, worker: int, ended: list[Ended]) -> list[Accepted]:
         """A row that fails alone too is kept for later, and does not hold up the others: the store
         does not take it, or somebody holds a lock on its job. Two locks in a row are no chance."""
-        try:
-            return self._store.finish(worker, [end])[0]
-        except StoreBusy:
-            if self._locked:
-                raise
-            self._locked = True
-            log.warning("somebody holds a lock on job %s; its outcome is kept", end.id)
-        except StoreError:
-            log.exception("the outcome of job %s cannot be stored; it is kept", end.id)
-        self.add([end], [])
-        return "repeated"
+        verdicts: list[Accepted] = []
+        kept: list[Ended] = []
+        locked = False
+        for end in ended:
+            try:
+                verdicts += self._store.finish(worker, [end])
+                continue
+            except StoreBusy:
+                if locked:
+                    raise
+                locked = True
+                log.warning("somebody holds a lock on job %s; its outcome is kept", end.id)
+            except StoreError:
+                log.exception("the outcome of job %s cannot be stored; it is kept", end.id)
+            verdicts.append("repeated")
+            kept.append(end)
+        self.add(kept, [])
+        return verdicts
 
 
 def _settled(end: Ended) -> bool:

@@ -1417,10 +1417,10 @@ BEGIN
     LOOP
       CONTINUE WHEN (part.day + 1) * 86400000 >=
                     CASE WHEN part.finished THEN keep_history ELSE keep_events END;
-      look := format('SELECT EXISTS (SELECT 1 FROM tenure.%1$I h WHERE h.completed_at >= $1 '
-        'OR h.type = ANY ($2) OR EXISTS (SELECT 1 FROM tenure.edges e JOIN tenure.jobs j '
-        'ON j.id = e.job WHERE e.needs = h.id))', part.relname);
       IF part.finished THEN
+        look := format('SELECT EXISTS (SELECT 1 FROM tenure.%I h WHERE h.completed_at >= $1 '
+          'OR h.type = ANY ($2) OR EXISTS (SELECT 1 FROM tenure.edges e JOIN tenure.jobs j '
+          'ON j.id = e.job WHERE e.needs = h.id))', part.relname);
         EXECUTE look INTO wanted USING keep_history, own_terms;
         CONTINUE WHEN wanted;
       END IF;
