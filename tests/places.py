@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import pytest
 
 from contract.builders import connect, show_as_sqlite_does
+from tenure import sql
 
 KINDS = ("sqlite", "postgres")
 Rows = list[tuple[Any, ...]]
@@ -127,9 +128,16 @@ def store_kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def place(store_kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Place:
-    """A database of this test's own: no file yet, or a database with Tenure's tables."""
+def place(
+    store_kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[SqlitePlace | PostgresPlace]:
+    """A database of this test's own: no file yet, or a database with Tenure's tables. Whatever
+    the test does, in the end each job stands where it should."""
     if store_kind == "sqlite":
-        return SqlitePlace(tmp_path / "jobs.db")
+        file = SqlitePlace(tmp_path / "jobs.db")
+        yield file
+        if file.exists():
+            assert file.sql(sql.statements("sqlite")["misplaced"]) == [(0,)]
+        return
     make: Callable[..., str] = request.getfixturevalue("make_database")
-    return PostgresPlace(make(migrated=True))
+    yield PostgresPlace(make(migrated=True))

@@ -113,14 +113,22 @@ class ClaimedJob(NamedTuple):
     project: str | None
     actor_type: str
     actor_id: str
-    request_id: str
-    correlation_id: str
+    request: str | None  # None: its own id, as in the tables
+    correlation: str | None
     traceparent: str | None
     key: str | None
     parent: str | None
     scheduled_at: int
     created_at: int
     ready_at: int
+
+    @property
+    def request_id(self) -> str:
+        return self.request or self.id
+
+    @property
+    def correlation_id(self) -> str:
+        return self.correlation or self.id
 
 
 def moment(ms: int | None) -> "datetime.datetime | None":

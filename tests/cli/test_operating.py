@@ -300,6 +300,20 @@ def test_doctor_finds_old_jobs(stage: Stage) -> None:
     assert "has been waiting for 2 h" in message
 
 
+def test_doctor_finds_jobs_that_stand_nowhere_and_the_remedy_works(stage: Stage) -> None:
+    with closing(sqlite3.connect(stage.tenure.home / "jobs.db")) as db, db:
+        taken = db.execute("DELETE FROM tenure_ready").rowcount
+        db.execute("INSERT INTO tenure_ready VALUES ('default', 5, 'default', 1, 'nobody')")
+
+    level, message = findings(stage, "-A", "shop")["places"]
+
+    assert (level, message.startswith(f"{taken + 1} jobs or places")) == ("problem", True)
+    with closing(sqlite3.connect(stage.tenure.home / "jobs.db")) as db, db:
+        db.execute("UPDATE tenure_jobs SET status = status")
+        db.execute("DELETE FROM tenure_ready WHERE id = 'nobody'")
+    assert findings(stage, "-A", "shop")["places"][0] == "ok"
+
+
 def test_doctor_for_people(stage: Stage) -> None:
     ran = stage.tenure.shop("doctor")
 

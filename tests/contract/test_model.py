@@ -25,6 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tenure import sql
 from tenure.ids import new_id
 from tenure.job import DEAD, TERMINAL, TRANSITIONS, ClaimedJob, NewJob
 from tenure.outcome import (
@@ -591,6 +592,9 @@ class StoreMachine(RuleBasedStateMachine):
         if self.kind in SQL_KINDS:
             seen = [row["id"] for row in rows(self.kind, self.location, "SELECT id FROM job_queue")]
             assert sorted(seen) == sorted(self.model)
+        if self.kind == "sqlite":
+            (found,) = rows(self.kind, self.location, sql.statements("sqlite")["misplaced"])
+            assert list(found.values()) == [0], "queued, leased, waiting or dead: one of them"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -76,49 +76,55 @@ def plan(db: sqlite3.Connection, name: str, suffix: str = "") -> str:
         "queue": "default", "priority": 5, "org": "a", "now": 2**60, "most": 100, "skip": 0,
         "worker": 1, "rows": "[]", "types": '["noop"]', "id": "X", "status": "dead_letter",
         "before": None, "type": None, "key": None, "ids": None, "place": None, "job": "X",
-        "audit": "all", "job_id": "X", "after": 0, "later_ms": 1,
+        "audit": "all", "job_id": "X", "after": 0, "later_ms": 1, "ready_at": 1, "name": "s",
+        "result": "1", "lease_no": 1,
     }  # fmt: skip
     rows = db.execute(f"EXPLAIN QUERY PLAN {text}", parameters).fetchall()
     return "\n".join(row[3] for row in rows)
 
 
-def test_the_claim_reads_a_range_of_its_index(db: sqlite3.Connection) -> None:
-    found = plan(db, "claim_pick")
+@pytest.mark.parametrize("name", ["claim_pick", "claim_leave"])
+def test_the_claim_reads_a_range_of_its_queue(db: sqlite3.Connection, name: str) -> None:
+    found = plan(db, name)
 
-    assert "USING COVERING INDEX tenure_jobs_claim" in found
-    assert "(queue=? AND priority=? AND org=? AND ready_at<?)" in found
-    assert "TEMP B-TREE" not in found, "it must not sort: the index has the order"
+    assert "SEARCH tenure_ready USING PRIMARY KEY (queue=? AND priority=? AND org=? AND" in found
+    assert "TEMP B-TREE" not in found, "it must not sort: the queue has the order"
 
 
 @pytest.mark.parametrize("name", ["claim_priorities", "claim_orgs"])
 def test_the_look_for_lanes_seeks_and_never_scans(db: sqlite3.Connection, name: str) -> None:
     found = plan(db, name)
 
-    assert "SEARCH tenure_jobs USING COVERING INDEX tenure_jobs_claim" in found
-    assert "SCAN tenure_jobs" not in found
+    assert "SEARCH tenure_ready USING PRIMARY KEY" in found
+    assert "SCAN tenure_ready" not in found
 
 
 @pytest.mark.parametrize(
     "name",
     ["claim_grant", "claim_events", "finish_fence", "finish_fence_completed", "finish_history",
-     "finish_events", "finish_leave", "finish_stay", "progress"],
+     "finish_events", "finish_leases", "finish_leave", "finish_stay", "progress", "save_step"],
 )  # fmt: skip
 def test_a_batch_goes_by_the_primary_key(db: sqlite3.Connection, name: str) -> None:
     found = plan(db, name)
 
     assert "USING PRIMARY KEY (id=?)" in found
-    assert "tenure_jobs_held" not in found, "that would walk all the worker holds, for each row"
-    assert "SCAN tenure_jobs" not in found
-    assert "SCAN j\n" not in f"{found}\n"
+    for table in ("tenure_jobs", "tenure_leases", "j", "l"):
+        assert f"SCAN {table}\n" not in f"{found}\n"
 
 
 def test_keys_are_found_by_org_and_key(db: sqlite3.Connection) -> None:
     assert "SEARCH tenure_keys USING PRIMARY KEY (org=? AND key=?)" in plan(db, "finish_keys")
 
 
-def test_what_a_worker_holds_is_an_index_of_its_own(db: sqlite3.Connection) -> None:
-    assert "tenure_jobs_held (worker=?)" in plan(db, "held")
+def test_renewal_reads_leases_and_cancel_requests_only(db: sqlite3.Connection) -> None:
+    assert plan(db, "held") == "SCAN tenure_leases"
     assert "tenure_jobs_cancel" in plan(db, "cancel_requests")
+
+
+def test_a_withdrawn_job_leaves_its_queue_by_the_key(db: sqlite3.Connection) -> None:
+    assert "SEARCH tenure_ready USING PRIMARY KEY (queue=? AND priority=? AND org=?" in plan(
+        db, "operator_leave"
+    )
 
 
 def test_one_job_is_found_by_its_key(db: sqlite3.Connection) -> None:
@@ -134,13 +140,14 @@ def test_dead_jobs_are_listed_from_their_index(db: sqlite3.Connection) -> None:
 
 
 def test_events_of_a_job_are_found_by_it(db: sqlite3.Connection) -> None:
-    assert "tenure_events_job (job_id=? AND seq>?)" in plan(db, "events_of_job")
+    assert "tenure_events_job (job_id=? AND rowid>?)" in plan(db, "events_of_job")
 
 
 def test_counts_read_no_job(db: sqlite3.Connection) -> None:
-    """Queued, running and finished jobs are counted on an index; the row may be looked at only of
-    the few that are dead, waiting or cancelled."""
+    """Queued, running and finished jobs are counted on an index or a table of their own; the row
+    may be looked at only of the few that are dead, waiting or cancelled."""
     few = ("tenure_jobs_dead", "tenure_jobs_waiting", "tenure_history_cancelled")
+    few += ("SCAN tenure_ready", "SCAN tenure_leases")
     for line in plan(db, "totals").splitlines():
         if "tenure_" in line and not any(index in line for index in few):
             assert "COVERING INDEX" in line, line

@@ -51,6 +51,11 @@ INSERT INTO tenure_jobs (id, type, status, queue, priority, org, ready_at, max_a
 SELECT printf('%s%023d', ?3, n), 'nothing', 'queued', ?5, 5, 'default', ?4 + n / 1000,
        5, 300000, 'default', 'system', 'tenure', ?4, ?4, ?4, '{"data":{"n":1}}' FROM number
 """
+FILL_READY = """
+WITH RECURSIVE number (n) AS (VALUES (?1) UNION ALL SELECT n + 1 FROM number WHERE n < ?2 - 1)
+INSERT INTO tenure_ready (queue, priority, org, ready_at, id)
+SELECT ?5, 5, 'default', ?4 + n / 1000, printf('%s%023d', ?3, n) FROM number
+"""
 FILL_HISTORY = """
 WITH RECURSIVE number (n) AS (VALUES (?1) UNION ALL SELECT n + 1 FROM number WHERE n < ?2 - 1)
 INSERT INTO tenure_history (id, type, status, queue, priority, org, lease_no, worker, attempts,
@@ -146,9 +151,9 @@ class SqlitePlace(Place):
     def fill(self, store: SqliteStore, each: int, queue: str, tell: Tell) -> None:
         now = bench_raw.wall_ms()
         kinds = (
-            ("finished", FILL_HISTORY, "00A", now - DAY_MS, "default"),
-            ("queued", FILL_JOBS, "00B", now - DAY_MS // 2, queue),
-            ("due tomorrow", FILL_JOBS, "00C", now + DAY_MS, "default"),
+            ("finished", [FILL_HISTORY], "00A", now - DAY_MS, "default"),
+            ("queued", [FILL_JOBS, FILL_READY], "00B", now - DAY_MS // 2, queue),
+            ("due tomorrow", [FILL_JOBS, FILL_READY], "00C", now + DAY_MS, "default"),
         )
         with self._connected(store.file.path) as db:
             db.execute("PRAGMA synchronous=OFF")  # of this connection, while it fills
@@ -156,10 +161,11 @@ class SqlitePlace(Place):
                 db.execute(
                     "INSERT INTO tenure_queues (name, created_at) VALUES (?, ?)", (name, now)
                 )
-            for what, statement, prefix, when, where in kinds:
+            for what, statements, prefix, when, where in kinds:
                 for first in range(0, each, FILL_STEP):
                     last = min(first + FILL_STEP, each)
-                    db.execute(statement, (first, last, prefix, when, where))
+                    for statement in statements:
+                        db.execute(statement, (first, last, prefix, when, where))
                     tell(last, each, f"writing {each:,} {what}")
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 

@@ -56,6 +56,7 @@ class Pump:
         self._on_idle = on_idle  # nothing to write, or nothing to claim
         self._poked = threading.Event()
         self._reported = threading.Event()
+        self.asleep = threading.Event()
         self._credit: dict[str, float] = {}
         self._unknown: dict[str, float] = {}  # type -> when it was last complained about
         self._handed = 0
@@ -105,7 +106,9 @@ class Pump:
                 failures += 1
                 _back_off(error, over, failures)
                 continue
+            self.asleep.set()
             self._poked.wait(pause)
+            self.asleep.clear()
             if self._learned:  # it will do for a while: whoever is woken by a new job is in a hurry
                 self._named = time.monotonic()
 

@@ -363,9 +363,10 @@ class Supervisor:
     def _listen(self, over: threading.Event) -> None:
         """A hint is most likely about new jobs, and those are in a hurry: whether it was about a
         cancel request is asked a moment later, when there is no other hint, or four times a
-        second."""
+        second. A pump that is awake needs no hint, and most are of its own writes."""
         owed, since = False, 0.0
         while not over.is_set():
+            self._pump.asleep.wait(ASK_SECONDS)
             hinted = self._wakeup.wait(CALM_SECONDS if owed else 60.0)
             now = time.monotonic()
             if hinted:

@@ -70,6 +70,7 @@ ToChild: TypeAlias = Run | Cancel | Stop
 FromChild: TypeAlias = Hello | Refused | Report
 
 _LENGTH = struct.Struct("<I")
+LARGE = 200  # jobs
 
 
 def _fields(value: object) -> dict[str, Any]:
@@ -114,7 +115,8 @@ class Pipe:
     """The supervisor's end: sends never block it, whatever the child is doing.
 
     A child whose loop is busy does not read; what its socket does not take is written by a
-    thread of the pipe's own, in order.
+    thread of the pipe's own, in order. That thread also encodes large batches, while whoever
+    claimed them is at the store again.
     """
 
     def __init__(
@@ -123,7 +125,7 @@ class Pipe:
         self._socket = sock
         self._on_message = on_message
         self._on_end = on_end
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[bytes | ToChild] = deque()
         self._changed = threading.Condition()
         self._writer: threading.Thread | None = None
         self._closed = False
@@ -131,9 +133,10 @@ class Pipe:
         self._reader.start()
 
     def send(self, message: ToChild) -> None:
-        data = frame(message)
+        large = isinstance(message, Run) and len(message.jobs) >= LARGE
+        data = message if large else frame(message)
         with self._changed:
-            if not self._waiting:
+            if not self._waiting and isinstance(data, bytes):
                 try:
                     sent = self._socket.send(data, socket.MSG_DONTWAIT)
                 except BlockingIOError:
@@ -175,7 +178,7 @@ class Pipe:
                     return
                 data = self._waiting[0]
             try:
-                self._socket.sendall(data)
+                self._socket.sendall(data if isinstance(data, bytes) else frame(data))
             except OSError:
                 return
             with self._changed:

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import os
 import re
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 _HERE = os.path.dirname(__file__)  # importlib.resources takes 13 ms, a third of a cold enqueue
 # `tenure.jobs`, `SCHEMA tenure`, `search_path = tenure`; not `tenure` alone, which is a word.
 _SCHEMA = r"\btenure(?=\.\S)|(?<=\bSCHEMA )tenure\b|(?<=\bEXISTS )tenure\b(?!\.)"
 _SCHEMA += r"|(?<=\bsearch_path = )tenure\b|(?<=\bsearch_path TO )tenure\b"
+
+
+_NAME = re.compile(r":(\w+)")
+
+
+class Numbered(NamedTuple):
+    text: str
+    values: Callable[[Mapping[str, Any]], tuple[Any, ...]]  # those of its parameters, in order
 
 
 class Migration(NamedTuple):
@@ -29,6 +39,14 @@ def statements(dialect: str, file: str = "queries.sql") -> dict[str, str]:
         name: "\n".join(line for line in body.splitlines() if not line.startswith("--")).strip()
         for name, body in zip(parts[1::2], parts[2::2], strict=True)
     }
+
+
+def numbered(text: str, absent: Collection[str] = ()) -> Numbered:
+    """A statement of `:names` as one of `?1`s, with NULL for those that are absent: binding by
+    name, and binding None, takes the driver longer than storing a row."""
+    names = [name for name in dict.fromkeys(_NAME.findall(text)) if name not in absent]
+    places = {name: f"?{place}" for place, name in enumerate(names, 1)}
+    return Numbered(_NAME.sub(lambda m: places.get(m[1], "NULL"), text), itemgetter(*names))
 
 
 def schema(dialect: str) -> str:

@@ -2,6 +2,8 @@
 --
 -- Dictionary
 --   tenure_jobs      HOT: every job that may still change (queued, in_progress, failed, dead_letter).
+--   tenure_ready     the queues: jobs that wait for nothing but a worker, in claim order.
+--   tenure_leases    jobs in progress: who runs them, under which number, since when.
 --   tenure_history   jobs that never change again (completed, cancelled), moved here by the finish.
 --   job_queue        the view over both, for people and other programs: text times, no internals.
 --   tenure_keys      idempotency keys, apart from the jobs so that no job state is ever unique-indexed.
@@ -9,7 +11,7 @@
 --   tenure_rollups   counts and durations per minute / hour / total; charts read these, never jobs.
 --   tenure_steps     results of finished steps of a running job (checkpoints).
 --   tenure_edges     "job waits for needs"; tenure_jobs.waits counts the unmet ones.
---   tenure_workers   one row per start of a worker. THE LEASE LIVES HERE: a job names its worker.
+--   tenure_workers   one row per start of a worker. A LEASE LASTS as long as its worker renews here.
 --   tenure_queues    queue names with their pause switch.
 --   tenure_migrations  which migrations ran, and when.
 --
@@ -17,8 +19,12 @@
 --   * times are INTEGER milliseconds since 1970 UTC; only the view turns them into text.
 --   * NULL in request_id and correlation_id stands for the job's own id: 52 bytes less a row.
 --   * payload, result, progress, data, meta hold JSON text, checked before it gets here.
---   * a lease is (worker, lease_no). lease_no grows when a lease is granted and when it ends
---     without completing; every later write of a run names the number it was granted.
+--   * a job of tenure_jobs stands in exactly one place: in tenure_ready, in tenure_leases, with
+--     waits > 0, or with completed_at. A claim moves it from the first to the second and leaves
+--     its row alone (rewriting it and two indexes of it was a fifth of the time of a job).
+--   * lease_no grows when a lease is granted and when it ends without completing; every later
+--     write of a run names the number it was granted. Row and lease differ while it runs: the
+--     lease has the truth about lease_no, attempts and started_at, and status is in_progress.
 --   * finish_no is the lease_no of the last accepted finish: the same finish sent twice
 --     (its COMMIT reply was lost) is recognised by it.
 --   * WITHOUT ROWID: the id is the table, one b-tree less to maintain per insert and delete.
@@ -32,7 +38,7 @@ CREATE TABLE tenure_migrations (
 CREATE TABLE tenure_jobs (
   id              TEXT PRIMARY KEY NOT NULL,   -- ULID
   type            TEXT NOT NULL,               -- the task's name
-  status          TEXT NOT NULL CHECK (status IN ('queued', 'in_progress', 'failed', 'dead_letter')),
+  status          TEXT NOT NULL CHECK (status IN ('queued', 'failed', 'dead_letter')),
   queue           TEXT NOT NULL,
   priority        INTEGER NOT NULL CHECK (priority BETWEEN 1 AND 10),
   org             TEXT NOT NULL,
@@ -40,7 +46,6 @@ CREATE TABLE tenure_jobs (
   waits           INTEGER NOT NULL DEFAULT 0,  -- unmet dependencies
   lease_no        INTEGER NOT NULL DEFAULT 0,
   finish_no       INTEGER,                     -- see above; NULL until a finish was accepted
-  worker          INTEGER,                     -- tenure_workers.no while in_progress
   attempts        INTEGER NOT NULL DEFAULT 0,
   max_attempts    INTEGER NOT NULL,
   crashes         INTEGER NOT NULL DEFAULT 0,
@@ -70,20 +75,45 @@ CREATE TABLE tenure_jobs (
   progress        TEXT
 ) STRICT, WITHOUT ROWID;
 
--- The claim walks this one: one probe per (queue, priority, org), in due order. status and waits
--- are constant in it; they are there so that SQLite before 3.41 need not look at the row for them.
-CREATE INDEX tenure_jobs_claim
-  ON tenure_jobs (queue, priority, org, ready_at, id, status, waits)
-  WHERE status = 'queued' AND waits = 0;
--- What a worker holds: renewal and rescue.
-CREATE INDEX tenure_jobs_held ON tenure_jobs (worker, id) WHERE worker IS NOT NULL;
 -- Dead jobs, for operators.
 CREATE INDEX tenure_jobs_dead ON tenure_jobs (status, id) WHERE completed_at IS NOT NULL;
 -- Cancel requests that a running handler has not obeyed yet.
-CREATE INDEX tenure_jobs_cancel ON tenure_jobs (worker, id) WHERE cancel_at IS NOT NULL;
-
+CREATE INDEX tenure_jobs_cancel ON tenure_jobs (cancel_at) WHERE cancel_at IS NOT NULL;
 -- Jobs waiting for others, for counting them.
 CREATE INDEX tenure_jobs_waiting ON tenure_jobs (queue) WHERE waits > 0;
+
+-- The claim walks this one: one probe per (queue, priority, org), in due order.
+CREATE TABLE tenure_ready (
+  queue     TEXT NOT NULL,
+  priority  INTEGER NOT NULL,
+  org       TEXT NOT NULL,
+  ready_at  INTEGER NOT NULL,
+  id        TEXT NOT NULL,
+  PRIMARY KEY (queue, priority, org, ready_at, id)
+) STRICT, WITHOUT ROWID;
+
+-- Renewal and rescue walk all of it: it is never longer than what runs.
+CREATE TABLE tenure_leases (
+  id          TEXT PRIMARY KEY NOT NULL,
+  worker      INTEGER NOT NULL,                -- tenure_workers.no
+  lease_no    INTEGER NOT NULL,
+  attempts    INTEGER NOT NULL,                -- with this one
+  started_at  INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- Whatever changes a job, it stands in its queue when it should. Only enqueue, claim and what
+-- removes a job write tenure_ready themselves.
+CREATE TRIGGER tenure_jobs_move
+AFTER UPDATE OF status, waits, queue, priority, org, ready_at ON tenure_jobs
+BEGIN
+  DELETE FROM tenure_ready
+   WHERE queue = OLD.queue AND priority = OLD.priority AND org = OLD.org
+     AND ready_at = OLD.ready_at AND id = OLD.id;
+  INSERT INTO tenure_ready
+  SELECT NEW.queue, NEW.priority, NEW.org, NEW.ready_at, NEW.id
+   WHERE NEW.status = 'queued' AND NEW.waits = 0
+     AND NOT EXISTS (SELECT 1 FROM tenure_leases WHERE id = NEW.id);
+END;
 
 CREATE TABLE tenure_history (
   id              TEXT PRIMARY KEY NOT NULL,
@@ -158,7 +188,8 @@ CREATE TABLE tenure_events (
   data            TEXT
 ) STRICT;
 
-CREATE INDEX tenure_events_job ON tenure_events (job_id, seq);
+-- With seq behind it: that is the rowid, which every index ends with.
+CREATE INDEX tenure_events_job ON tenure_events (job_id);
 
 CREATE TRIGGER tenure_events_append_only BEFORE UPDATE ON tenure_events
 BEGIN
@@ -227,20 +258,25 @@ CREATE TABLE tenure_queues (
 ) STRICT, WITHOUT ROWID;
 
 CREATE VIEW job_queue AS
-SELECT j.id, j.type, j.status, j.queue, j.priority, j.org AS org_id, j.project AS project_id,
+SELECT j.id, j.type, iif(l.id IS NULL, j.status, 'in_progress') AS status, j.queue, j.priority,
+       j.org AS org_id, j.project AS project_id,
        strftime('%Y-%m-%dT%H:%M:%fZ', j.scheduled_at / 1000.0, 'unixepoch') AS scheduled_at,
        w.id AS lease_owner,
        strftime('%Y-%m-%dT%H:%M:%fZ', (w.seen_at + w.lease_ms) / 1000.0, 'unixepoch') AS lease_until,
-       j.lease_no, j.payload, j.key AS idempotency_key, j.attempts, j.max_attempts AS max_retries,
-       j.crashes, j.error, j.error_code,
+       coalesce(l.lease_no, j.lease_no) AS lease_no, j.payload, j.key AS idempotency_key,
+       coalesce(l.attempts, j.attempts) AS attempts, j.max_attempts AS max_retries, j.crashes,
+       j.error, j.error_code,
        strftime('%Y-%m-%dT%H:%M:%fZ', j.created_at / 1000.0, 'unixepoch') AS created_at,
-       strftime('%Y-%m-%dT%H:%M:%fZ', j.updated_at / 1000.0, 'unixepoch') AS updated_at,
-       strftime('%Y-%m-%dT%H:%M:%fZ', j.started_at / 1000.0, 'unixepoch') AS started_at,
+       strftime('%Y-%m-%dT%H:%M:%fZ', max(j.updated_at, coalesce(l.started_at, 0)) / 1000.0,
+                'unixepoch') AS updated_at,
+       strftime('%Y-%m-%dT%H:%M:%fZ', coalesce(l.started_at, j.started_at) / 1000.0,
+                'unixepoch') AS started_at,
        strftime('%Y-%m-%dT%H:%M:%fZ', j.completed_at / 1000.0, 'unixepoch') AS completed_at,
        j.result, j.progress, j.category, j.actor_type, j.actor_id,
        coalesce(j.request_id, j.id) AS request_id,
        coalesce(j.correlation_id, j.id) AS correlation_id, j.traceparent, j.parent
-  FROM tenure_jobs j LEFT JOIN tenure_workers w ON w.no = j.worker
+  FROM tenure_jobs j LEFT JOIN tenure_leases l ON l.id = j.id
+                     LEFT JOIN tenure_workers w ON w.no = l.worker
 UNION ALL
 SELECT h.id, h.type, h.status, h.queue, h.priority, h.org, h.project,
        strftime('%Y-%m-%dT%H:%M:%fZ', h.scheduled_at / 1000.0, 'unixepoch'),

@@ -153,7 +153,7 @@ class Claiming(PostgresBase):
         rows = self._rows("claim", parameters, repeatable=False)
         for queue in sweeps:
             memories[queue].was_swept(began)
-        jobs = in_order([_claimed(row) for row in rows if row[LEASE_NO] > 0])
+        jobs = in_order([ClaimedJob._make(row) for row in rows if row[LEASE_NO] > 0])
         last = {(job.queue, job.priority, job.org): job for job in jobs}
         for queue, memory in memories.items():
             memory.take(job for lane, job in last.items() if lane[0] == queue)
@@ -204,11 +204,3 @@ class Claiming(PostgresBase):
             memory.was_swept(began)
             found += len(behind)
         return found
-
-
-def _claimed(row: Row) -> ClaimedJob:
-    """Where the row says nothing the job is its own request and correlation."""
-    if row[15] is None or row[16] is None:
-        id = row[0]
-        return ClaimedJob._make((*row[:15], row[15] or id, row[16] or id, *row[17:]))
-    return ClaimedJob._make(row)

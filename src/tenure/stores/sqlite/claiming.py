@@ -65,16 +65,31 @@ class Claiming(SqliteBase):
                 return Claim([], {}, more)
             jobs, unknown = self._sort_out(db, types, now)
             if jobs:
-                parameters = {"worker": worker, "now": now}
-                db.execute(self._sql["claim_grant"], parameters)
-                if self.audit == "all":
-                    db.execute(self._sql["claim_events"], parameters)
-        return Claim(in_order(jobs), unknown, more)
+                self._grant(db, worker, jobs, now)
+        return Claim(jobs, unknown, more)
+
+    def _grant(self, db: sqlite3.Connection, worker: int, jobs: list[ClaimedJob], now: int) -> None:
+        lanes = {(job.queue, job.priority, job.org): job for job in jobs}  # the last one of each
+        for (queue, priority, org), job in lanes.items():
+            db.execute(
+                self._sql["claim_leave"],
+                {
+                    "queue": queue,
+                    "priority": priority,
+                    "org": org,
+                    "ready_at": job.ready_at,
+                    "id": job.id,
+                },
+            )
+        parameters = {"worker": worker, "now": now}
+        db.execute(self._sql["claim_grant"], parameters)
+        if self.audit == "all":
+            db.execute(self._sql["claim_events"], parameters)
 
     def _sort_out(
         self, db: sqlite3.Connection, types: frozenset[str] | None, now: int
     ) -> tuple[list[ClaimedJob], dict[str, int]]:
-        """What was picked and can be run here; the types, and how many, of what cannot."""
+        """What was picked and can be run here, in order; the types, and how many, of the rest."""
         (text,) = db.execute(self._sql["claim_read"], {"large": LARGE_PAYLOAD}).fetchone()
         jobs = _claimed(text)
         unknown: dict[str, int] = {}
@@ -94,7 +109,7 @@ class Claiming(SqliteBase):
             if not job.payload:
                 (payload,) = db.execute(self._sql["claim_large"], {"id": job.id}).fetchone()
                 jobs[place] = job._replace(payload=payload)
-        return jobs, unknown
+        return in_order(jobs), unknown
 
     def _due_lanes(
         self, db: sqlite3.Connection, limits: Mapping[str, int], now: int

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
+from tenure import sql
 from tenure.store import Finding
 from tenure.stores.sqlite.file import CHECKPOINT_BYTES, SCHEMA_VERSION, SqliteFile, wal_reset_bug
+
+if TYPE_CHECKING:
+    import sqlite3
 
 
 def inspect(file: SqliteFile) -> list[Finding]:
@@ -30,6 +35,7 @@ def inspect(file: SqliteFile) -> list[Finding]:
                 "stop all workers, copy the file with its -wal, then `sqlite3 FILE .recover`",
             )
         )
+        findings.append(_places(db))
         mode = db.execute("PRAGMA journal_mode").fetchone()[0]
         if mode != "wal":
             findings.append(
@@ -37,6 +43,19 @@ def inspect(file: SqliteFile) -> list[Finding]:
             )
     findings.append(_log_size(file))
     return findings
+
+
+def _places(db: sqlite3.Connection) -> Finding:
+    (astray,) = db.execute(sql.statements("sqlite")["misplaced"]).fetchone()
+    if not astray:
+        return Finding("places", "ok", "every job is queued, leased, waiting or dead")
+    return Finding(
+        "places",
+        "problem",
+        f"{astray} jobs or places of jobs do not match: something else has written to our tables",
+        "stop all workers, then `sqlite3 FILE 'UPDATE tenure_jobs SET status = status'`, which "
+        "puts every job back into its place",
+    )
 
 
 def _version(file: SqliteFile) -> Finding:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tenure import errors
+from tenure import errors, sql
 from tenure.job import NewJob, Receipt, Terms
 from tenure.stores.rows import refuse_circles, shared_parameters
 from tenure.stores.sqlite.base import SqliteBase, to_json
@@ -21,6 +21,7 @@ class Enqueueing(SqliteBase):
         super().__init__(*args, **kwargs)
         self._queues: set[str] = set()  # names this process has seen committed
         self._bound: tuple[Terms | None, dict[str, Any]] = (None, {})
+        self._numbered: dict[tuple[str, ...], list[sql.Numbered]] = {}  # by what is absent
 
     def enqueue(
         self, jobs: Sequence[NewJob], *, retry: bool = False, now_ms: int | None = None
@@ -115,6 +116,7 @@ class Enqueueing(SqliteBase):
             if keyed:
                 db.execute(self._sql["enqueue_keys"], parameters)
             db.execute(self._sql["enqueue_jobs"], parameters)
+            db.execute(self._sql["enqueue_ready"], parameters)
             if self.audit == "all" or terms.remark is not None:
                 db.execute(self._sql["enqueue_events"], parameters)
             if keyed:
@@ -145,11 +147,22 @@ class Enqueueing(SqliteBase):
         parameters = {**self._bind(terms), "now": now, "id": id, "payload": payload, "due": due}
         if terms.queue not in known_queues:
             db.execute(self._sql["add_queue"], parameters)
-        if db.execute(self._sql["enqueue_job"], parameters).rowcount == 0:
+        stored, ready, noted = self._for_one(parameters)
+        if db.execute(stored.text, stored.values(parameters)).rowcount == 0:
             raise _stored_already(id)
+        db.execute(ready.text, ready.values(parameters))
         if self.audit == "all" or terms.remark is not None:
-            db.execute(self._sql["enqueue_event"], parameters)
+            db.execute(noted.text, noted.values(parameters))
         return Receipt(id, False, "queued")
+
+    def _for_one(self, parameters: dict[str, Any]) -> list[sql.Numbered]:
+        absent = tuple([name for name, value in parameters.items() if value is None])
+        found = self._numbered.get(absent)
+        if found is None:
+            names = ("enqueue_job", "enqueue_job_ready", "enqueue_job_event")
+            found = [sql.numbered(self._sql[name], absent) for name in names]
+            self._numbered[absent] = found
+        return found
 
     def _bind(self, terms: Terms) -> dict[str, Any]:
         """The parameters that jobs of the same terms share. Those of the last terms are kept:

@@ -60,8 +60,8 @@ class Finishing(Enqueueing):
     ) -> tuple[list[Accepted], dict[str, Any]]:
         """Put into `ended` what still holds its lease; nothing of any job is changed yet."""
         fence = "finish_fence_completed"
-        rows: list[tuple[object, ...]] = [
-            (end.id, end.lease_no, end.duration_ms, end.outcome.result)
+        rows: list[object] = [
+            f"{end.id}{end.lease_no:010}{end.duration_ms:012}{end.outcome.result or ''}"
             for end in ended
             if isinstance(end.outcome, outcome.Completed)
         ]
@@ -72,9 +72,11 @@ class Finishing(Enqueueing):
         passed = db.execute(self._sql[fence], parameters).rowcount
         if passed == len(ended):
             return ["accepted"] * passed, parameters
+        runs = [(end.id, end.lease_no) for end in ended]
         accepted = set(db.execute(self._sql["finish_accepted"]))
-        repeated = set(db.execute(self._sql["finish_repeated"], parameters))
-        return [_verdict((e.id, e.lease_no), accepted, repeated) for e in ended], parameters
+        asked = {"runs": to_json(runs), "worker": worker}
+        repeated = set(db.execute(self._sql["finish_repeated"], asked))
+        return [_verdict(run, accepted, repeated) for run in runs], parameters
 
     def _store_children(
         self,
@@ -114,6 +116,7 @@ class Finishing(Enqueueing):
     def _end(self, db: sqlite3.Connection, parameters: dict[str, Any], stays: bool) -> None:
         """What stands in `ended` has passed the fence: write its consequences."""
         db.execute(self._sql["finish_events"], parameters)
+        db.execute(self._sql["finish_leases"])
         self._leave(db, parameters)
         if stays:
             db.execute(self._sql["finish_stay"], parameters)
@@ -175,6 +178,7 @@ class Finishing(Enqueueing):
         db.execute("DELETE FROM temp.ended")
         db.execute(self._sql["operator_events"], parameters)
         db.execute(self._sql["operator_end"], parameters)
+        db.execute(self._sql["operator_leave"], parameters)
         self._leave(db, parameters)
 
     def _operator(self, actor: Actor, reason: str, code: str) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Reading(SqliteBase):
             return sorted(chain(*both), key=lambda job: job.id, reverse=True)[:limit]
         with self.file.read() as db:
             if where.status not in ("completed", "cancelled"):
-                narrowing = "job_filter_dead" if where.status in DEAD else "job_filter"
+                narrowing = "job_filter_dead" if where.status in DEAD else "job_filter_hot"
                 statement = f"{self._sql['job_hot']} {self._sql[narrowing]}"
                 rows += db.execute(statement, parameters).fetchall()
             if where.status is None or where.status in ("completed", "cancelled"):

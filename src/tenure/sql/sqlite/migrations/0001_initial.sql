@@ -9,7 +9,7 @@ CREATE TABLE tenure_migrations (
 CREATE TABLE tenure_jobs (
   id              TEXT PRIMARY KEY NOT NULL,
   type            TEXT NOT NULL,
-  status          TEXT NOT NULL CHECK (status IN ('queued', 'in_progress', 'failed', 'dead_letter')),
+  status          TEXT NOT NULL CHECK (status IN ('queued', 'failed', 'dead_letter')),
   queue           TEXT NOT NULL,
   priority        INTEGER NOT NULL CHECK (priority BETWEEN 1 AND 10),
   org             TEXT NOT NULL,
@@ -17,7 +17,6 @@ CREATE TABLE tenure_jobs (
   waits           INTEGER NOT NULL DEFAULT 0,
   lease_no        INTEGER NOT NULL DEFAULT 0,
   finish_no       INTEGER,
-  worker          INTEGER,
   attempts        INTEGER NOT NULL DEFAULT 0,
   max_attempts    INTEGER NOT NULL,
   crashes         INTEGER NOT NULL DEFAULT 0,
@@ -47,14 +46,38 @@ CREATE TABLE tenure_jobs (
   progress        TEXT
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX tenure_jobs_claim
-  ON tenure_jobs (queue, priority, org, ready_at, id, status, waits)
-  WHERE status = 'queued' AND waits = 0;
-CREATE INDEX tenure_jobs_held ON tenure_jobs (worker, id) WHERE worker IS NOT NULL;
 CREATE INDEX tenure_jobs_dead ON tenure_jobs (status, id) WHERE completed_at IS NOT NULL;
-CREATE INDEX tenure_jobs_cancel ON tenure_jobs (worker, id) WHERE cancel_at IS NOT NULL;
-
+CREATE INDEX tenure_jobs_cancel ON tenure_jobs (cancel_at) WHERE cancel_at IS NOT NULL;
 CREATE INDEX tenure_jobs_waiting ON tenure_jobs (queue) WHERE waits > 0;
+
+CREATE TABLE tenure_ready (
+  queue     TEXT NOT NULL,
+  priority  INTEGER NOT NULL,
+  org       TEXT NOT NULL,
+  ready_at  INTEGER NOT NULL,
+  id        TEXT NOT NULL,
+  PRIMARY KEY (queue, priority, org, ready_at, id)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE tenure_leases (
+  id          TEXT PRIMARY KEY NOT NULL,
+  worker      INTEGER NOT NULL,
+  lease_no    INTEGER NOT NULL,
+  attempts    INTEGER NOT NULL,
+  started_at  INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TRIGGER tenure_jobs_move
+AFTER UPDATE OF status, waits, queue, priority, org, ready_at ON tenure_jobs
+BEGIN
+  DELETE FROM tenure_ready
+   WHERE queue = OLD.queue AND priority = OLD.priority AND org = OLD.org
+     AND ready_at = OLD.ready_at AND id = OLD.id;
+  INSERT INTO tenure_ready
+  SELECT NEW.queue, NEW.priority, NEW.org, NEW.ready_at, NEW.id
+   WHERE NEW.status = 'queued' AND NEW.waits = 0
+     AND NOT EXISTS (SELECT 1 FROM tenure_leases WHERE id = NEW.id);
+END;
 
 CREATE TABLE tenure_history (
   id              TEXT PRIMARY KEY NOT NULL,
@@ -128,7 +151,7 @@ CREATE TABLE tenure_events (
   data            TEXT
 ) STRICT;
 
-CREATE INDEX tenure_events_job ON tenure_events (job_id, seq);
+CREATE INDEX tenure_events_job ON tenure_events (job_id);
 
 CREATE TRIGGER tenure_events_append_only BEFORE UPDATE ON tenure_events
 BEGIN
@@ -195,20 +218,25 @@ CREATE TABLE tenure_queues (
 ) STRICT, WITHOUT ROWID;
 
 CREATE VIEW job_queue AS
-SELECT j.id, j.type, j.status, j.queue, j.priority, j.org AS org_id, j.project AS project_id,
+SELECT j.id, j.type, iif(l.id IS NULL, j.status, 'in_progress') AS status, j.queue, j.priority,
+       j.org AS org_id, j.project AS project_id,
        strftime('%Y-%m-%dT%H:%M:%fZ', j.scheduled_at / 1000.0, 'unixepoch') AS scheduled_at,
        w.id AS lease_owner,
        strftime('%Y-%m-%dT%H:%M:%fZ', (w.seen_at + w.lease_ms) / 1000.0, 'unixepoch') AS lease_until,
-       j.lease_no, j.payload, j.key AS idempotency_key, j.attempts, j.max_attempts AS max_retries,
-       j.crashes, j.error, j.error_code,
+       coalesce(l.lease_no, j.lease_no) AS lease_no, j.payload, j.key AS idempotency_key,
+       coalesce(l.attempts, j.attempts) AS attempts, j.max_attempts AS max_retries, j.crashes,
+       j.error, j.error_code,
        strftime('%Y-%m-%dT%H:%M:%fZ', j.created_at / 1000.0, 'unixepoch') AS created_at,
-       strftime('%Y-%m-%dT%H:%M:%fZ', j.updated_at / 1000.0, 'unixepoch') AS updated_at,
-       strftime('%Y-%m-%dT%H:%M:%fZ', j.started_at / 1000.0, 'unixepoch') AS started_at,
+       strftime('%Y-%m-%dT%H:%M:%fZ', max(j.updated_at, coalesce(l.started_at, 0)) / 1000.0,
+                'unixepoch') AS updated_at,
+       strftime('%Y-%m-%dT%H:%M:%fZ', coalesce(l.started_at, j.started_at) / 1000.0,
+                'unixepoch') AS started_at,
        strftime('%Y-%m-%dT%H:%M:%fZ', j.completed_at / 1000.0, 'unixepoch') AS completed_at,
        j.result, j.progress, j.category, j.actor_type, j.actor_id,
        coalesce(j.request_id, j.id) AS request_id,
        coalesce(j.correlation_id, j.id) AS correlation_id, j.traceparent, j.parent
-  FROM tenure_jobs j LEFT JOIN tenure_workers w ON w.no = j.worker
+  FROM tenure_jobs j LEFT JOIN tenure_leases l ON l.id = j.id
+                     LEFT JOIN tenure_workers w ON w.no = l.worker
 UNION ALL
 SELECT h.id, h.type, h.status, h.queue, h.priority, h.org, h.project,
        strftime('%Y-%m-%dT%H:%M:%fZ', h.scheduled_at / 1000.0, 'unixepoch'),
