@@ -86,7 +86,7 @@ class Signature:
             if self.unpack(text) != given:
                 raise
         else:
-            self.unpack(text)
+            self._typed(text)
         return text
 
     def refuse_secrets(self, text: str) -> None:
@@ -97,15 +97,18 @@ class Signature:
 
     def unpack(self, text: str) -> dict[str, Any]:
         """The arguments in the types the function asks for; a bad one is named, never shown."""
-        try:
-            values = self._decoder.decode(text)
-        except msgspec.ValidationError as error:
-            raise ArgumentError(f"Task {self.task!r}: {_readable(error)}") from None
+        values = self._typed(text)
         return {
             name: value
             for name in self.names
             if (value := getattr(values, name)) is not msgspec.UNSET
         }
+
+    def _typed(self, text: str) -> Any:
+        try:
+            return self._decoder.decode(text)
+        except msgspec.ValidationError as error:
+            raise ArgumentError(f"Task {self.task!r}: {_readable(error)}") from None
 
     def call(self, function: Callable[..., Any], context: Context, given: dict[str, Any]) -> Any:
         leading: list[Any] = [context] if self.takes_context else []

@@ -30,7 +30,7 @@ class Enqueueing(SqliteBase):
             return []
         with self.file.write() as db:
             receipts = self._enqueue(db, jobs, self._now(now_ms), self._queues, retry)
-        self._queues.update(job.terms.queue for job in jobs)
+        self._queues.update([job.terms.queue for job in jobs])
         return receipts
 
     def enqueue_on(self, connection: Any, jobs: Sequence[NewJob]) -> list[Receipt]:
