@@ -9,7 +9,19 @@ from typing import Any
 
 import pytest
 
-from tenure.engine.wire import Hello, Pipe, frame
+from tenure.engine.wire import (
+    LARGE,
+    Assignment,
+    Cancel,
+    Frames,
+    Hello,
+    Pipe,
+    Run,
+    Stop,
+    ToChild,
+    frame,
+)
+from tenure.job import ClaimedJob
 
 
 @pytest.mark.parametrize("nonsense", [b"\x04\x00\x00\x00\xc1\xc1\xc1\xc1", b"\x01\x00\x00\x00\x2a"])
@@ -26,3 +38,44 @@ def test_what_cannot_be_read_ends_the_child(
         assert heard.get(timeout=10) == "its end"
         assert theirs.recv(1) == b""  # so that it goes, should it live
     assert "cannot be read" in caplog.text
+
+
+def jobs(count: int, payload: str = "{}") -> list[Assignment]:
+    return [
+        Assignment(
+            slot,
+            ClaimedJob(
+                f"{slot:026}", 1, "t", payload, 1, 5, 0, 1000, "default", 5, "default", "default",
+                None, "system", "tenure", None, None, None, None, None, 0, 0, 0,
+            ),
+        )
+        for slot in range(count)
+    ]  # fmt: skip
+
+
+def test_what_is_sent_arrives_whole_and_in_order() -> None:
+    """Large batches are encoded by another thread; nothing may overtake them."""
+    ours, theirs = socket.socketpair()
+    sent: list[Any] = []
+    for number in range(20):
+        sent += [Run(jobs(LARGE), number), Run(jobs(1), number), Cancel({"a": str(number)})]
+    frames, received = Frames(ToChild), []
+    with theirs:
+        pipe = Pipe(ours, lambda message: None, lambda: None)
+        for message in [*sent, Stop()]:
+            pipe.send(message)
+        while not received or received[-1] != Stop():
+            received += frames.feed(theirs.recv(1 << 16))
+        pipe.close()
+    assert received == [*sent, Stop()]
+
+
+def test_a_batch_that_cannot_be_said_ends_the_child(caplog: pytest.LogCaptureFixture) -> None:
+    """Its jobs would wait in the worker's name for ever: half a character, which no store gives."""
+    ours, theirs = socket.socketpair()
+    heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with caplog.at_level(logging.ERROR, logger="tenure.worker"), theirs:
+        Pipe(ours, heard.put, lambda: heard.put("its end")).send(Run(jobs(LARGE, "\ud800"), 1))
+        assert heard.get(timeout=10) == "its end"
+        assert theirs.recv(1) == b""
+    assert "cannot be said" in caplog.text

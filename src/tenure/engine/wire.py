@@ -181,6 +181,10 @@ class Pipe:
                 self._socket.sendall(data if isinstance(data, bytes) else frame(data))
             except OSError:
                 return
+            except Exception:
+                log.exception("what a child is to do cannot be said: it is given up")
+                self.close()
+                return
             with self._changed:
                 self._waiting.popleft()
 

@@ -122,9 +122,11 @@ class SqliteFile:
                 if error is None:
                     db.execute("COMMIT")
             finally:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
-                fcntl.flock(connection.gate, fcntl.LOCK_UN)
+                try:
+                    if db.in_transaction:
+                        db.execute("ROLLBACK")
+                finally:
+                    fcntl.flock(connection.gate, fcntl.LOCK_UN)
         except self.module.Error as late:
             raise self.explain(late) from late
         finally:
