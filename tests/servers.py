@@ -231,7 +231,8 @@ def place(in_memory: bool) -> Path:
 def free_port() -> int:
     """A loopback port nobody listens on, below those the kernel gives to outgoing connections:
     one of these could take it while the server is down between stop and start."""
-    for port in random.sample(range(20_000, 32_000), 100):
+    # Not the shared generator: Hypothesis seeds it, and two runs side by side would pick alike.
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from contextlib import closing
 
@@ -304,13 +305,16 @@ def test_doctor_finds_jobs_that_stand_nowhere_and_the_remedy_works(stage: Stage)
     with closing(sqlite3.connect(stage.tenure.home / "jobs.db")) as db, db:
         taken = db.execute("DELETE FROM tenure_ready").rowcount
         db.execute("INSERT INTO tenure_ready VALUES ('default', 5, 'default', 1, 'nobody')")
+        db.execute("INSERT INTO tenure_leases VALUES ('nobody', 1, 1, 1, 1)")
 
     level, message = findings(stage, "-A", "shop")["places"]
 
-    assert (level, message.startswith(f"{taken + 1} jobs or places")) == ("problem", True)
-    with closing(sqlite3.connect(stage.tenure.home / "jobs.db")) as db, db:
-        db.execute("UPDATE tenure_jobs SET status = status")
-        db.execute("DELETE FROM tenure_ready WHERE id = 'nobody'")
+    assert (level, message.startswith(f"{taken + 2} jobs or places")) == ("problem", True)
+    remedy = re.search('sqlite3 FILE "(.*)"', stage.tenure.shop("doctor").out)
+    assert remedy
+    with closing(sqlite3.connect(stage.tenure.home / "jobs.db")) as db:
+        db.executescript(remedy[1])
+        assert db.execute("SELECT count(*) FROM tenure_ready").fetchone() == (taken,)
     assert findings(stage, "-A", "shop")["places"][0] == "ok"
 
 

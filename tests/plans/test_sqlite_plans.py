@@ -70,8 +70,8 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connection]
     store.close()
 
 
-def plan(db: sqlite3.Connection, name: str, suffix: str = "") -> str:
-    text = f"{STATEMENTS[name]} {STATEMENTS[suffix] if suffix else ''}"
+def plan(db: sqlite3.Connection, *parts: str) -> str:
+    text = " ".join(STATEMENTS[part] for part in parts)
     parameters = {
         "queue": "default", "priority": 5, "org": "a", "now": 2**60, "most": 100, "skip": 0,
         "worker": 1, "rows": "[]", "types": '["noop"]', "id": "X", "status": "dead_letter",
@@ -133,7 +133,7 @@ def test_one_job_is_found_by_its_key(db: sqlite3.Connection) -> None:
 
 
 def test_dead_jobs_are_listed_from_their_index(db: sqlite3.Connection) -> None:
-    found = plan(db, "job_hot", "job_filter_dead")
+    found = plan(db, "job_hot", "job_status_dead", "job_filter")
 
     assert "tenure_jobs_dead (status=? AND id<?)" in found
     assert "TEMP B-TREE" not in found

@@ -480,37 +480,24 @@ SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.res
 -- name: job_by_id
 WHERE j.id = :id AND (:org IS NULL OR j.org = :org);
 
--- The narrowing of a listing, appended to `job_history`; newest first.
--- name: job_filter
-WHERE j.id < coalesce(:before, '~')
-  AND (:status IS NULL OR j.status = :status)
-  AND (:type IS NULL OR j.type = :type)
-  AND (:queue IS NULL OR j.queue = :queue)
-  AND (:org IS NULL OR j.org = :org)
-  AND (:key IS NULL OR j.key = :key)
-  AND (:ids IS NULL OR j.id IN (SELECT value FROM json_each(:ids)))
-ORDER BY j.id DESC LIMIT :most;
+-- A listing: the columns, which status, then what they all have in common; newest first.
+-- name: job_status
+WHERE (:status IS NULL OR j.status = :status)
 
--- The same, for hot jobs.
--- name: job_filter_hot
-WHERE j.id < coalesce(:before, '~')
-  AND (:status IS NULL OR iif(l.id IS NULL, j.status, 'in_progress') = :status)
-  AND (:type IS NULL OR j.type = :type)
-  AND (:queue IS NULL OR j.queue = :queue)
-  AND (:org IS NULL OR j.org = :org)
-  AND (:key IS NULL OR j.key = :key)
-  AND (:ids IS NULL OR j.id IN (SELECT value FROM json_each(:ids)))
-ORDER BY j.id DESC LIMIT :most;
+-- name: job_status_hot
+WHERE (:status IS NULL OR iif(l.id IS NULL, j.status, 'in_progress') = :status)
 
--- The same, for dead jobs: walks tenure_jobs_dead.
--- name: job_filter_dead
+-- Dead ones: walks tenure_jobs_dead.
+-- name: job_status_dead
 WHERE j.completed_at IS NOT NULL AND j.status = :status
+  AND (:place IS NULL OR j.error_place = :place)
+
+-- name: job_filter
   AND j.id < coalesce(:before, '~')
   AND (:type IS NULL OR j.type = :type)
   AND (:queue IS NULL OR j.queue = :queue)
   AND (:org IS NULL OR j.org = :org)
   AND (:key IS NULL OR j.key = :key)
-  AND (:place IS NULL OR j.error_place = :place)
   AND (:ids IS NULL OR j.id IN (SELECT value FROM json_each(:ids)))
 ORDER BY j.id DESC LIMIT :most;
 

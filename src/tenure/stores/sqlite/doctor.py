@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     import sqlite3
 
 
+REPLACE = (  # the trigger on tenure_jobs does the rest
+    "DELETE FROM tenure_ready; "
+    "DELETE FROM tenure_leases WHERE id NOT IN (SELECT id FROM tenure_jobs); "
+    "UPDATE tenure_jobs SET status = status"
+)
+
+
 def inspect(file: SqliteFile) -> list[Finding]:
     findings = [_version(file)]
     with file.read() as db:
@@ -53,8 +60,7 @@ def _places(db: sqlite3.Connection) -> Finding:
         "places",
         "problem",
         f"{astray} jobs or places of jobs do not match: something else has written to our tables",
-        "stop all workers, then `sqlite3 FILE 'UPDATE tenure_jobs SET status = status'`, which "
-        "puts every job back into its place",
+        f'stop all workers, then put every job back into its place: sqlite3 FILE "{REPLACE}"',
     )
 
 

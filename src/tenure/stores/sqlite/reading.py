@@ -44,15 +44,18 @@ class Reading(SqliteBase):
             return sorted(chain(*both), key=lambda job: job.id, reverse=True)[:limit]
         with self.file.read() as db:
             if where.status not in ("completed", "cancelled"):
-                narrowing = "job_filter_dead" if where.status in DEAD else "job_filter_hot"
-                statement = f"{self._sql['job_hot']} {self._sql[narrowing]}"
-                rows += db.execute(statement, parameters).fetchall()
+                status = "job_status_dead" if where.status in DEAD else "job_status_hot"
+                rows += db.execute(self._listing("job_hot", status), parameters)
             if where.status is None or where.status in ("completed", "cancelled"):
-                statement = f"{self._sql['job_history']} {self._sql['job_filter']}"
-                rows += db.execute(statement, parameters).fetchall()
+                rows += db.execute(
+                    self._listing("job_history", "job_status"), parameters
+                ).fetchall()
         # A job may move to history between the two reads: keep one row an id, the finished one.
         newest = {row[0]: row for row in rows}
         return [_job(newest[id]) for id in sorted(newest, reverse=True)[:limit]]
+
+    def _listing(self, columns: str, status: str) -> str:
+        return f"{self._sql[columns]} {self._sql[status]} {self._sql['job_filter']}"
 
     def events(
         self,
