@@ -189,6 +189,28 @@ def test_what_goes_back_is_claimed_at_once(
     assert [found.id for found in claim(store, no)] == [job.id]
 
 
+@pytest.mark.parametrize("outcome", [Retried(0, FAILURE), Snoozed(0), Dead(FAILURE)])
+def test_what_goes_back_in_the_millisecond_of_the_claim_is_not_passed_over(
+    store: PostgresStore, no: int, clock: Clock, outcome: object
+) -> None:
+    """Its id is smaller than that of the last one claimed, and it is due at the same time now."""
+    put_many(store, 2)
+    older, _younger = claim(store, no)
+    finish(store, no, older, outcome)  # type: ignore[arg-type]
+    store.replay([older.id], actor=OPERATOR)
+    clock.advance(HOUR)
+    assert [found.id for found in claim(store, no)] == [older.id]
+
+
+def test_a_pause_is_no_sweep(store: PostgresStore, no: int, clock: Clock) -> None:
+    hidden = late_row(store, clock)
+    store.pause("default", actor=OPERATOR, reason="x")
+    sweep(store)
+    assert claim(store, no) == []
+    store.resume("default", actor=OPERATOR)
+    assert [found.id for found in claim(store, no)] == [hidden]
+
+
 def test_rescued_jobs_are_claimed_at_once(
     store: PostgresStore, make_store: Callable[[], PostgresStore], no: int, clock: Clock
 ) -> None:
@@ -284,6 +306,7 @@ def test_what_another_claim_locked_and_let_go_is_found_by_a_sweep(
 ) -> None:
     """The other one dies in the middle: its rows were passed over and are before our place."""
     first, *rest = put_many(store, 3)
+    clock.advance(SECOND)
     with psycopg.connect(store.database.url) as stranger:
         stranger.execute(
             "SELECT 1 FROM tenure.jobs WHERE tenure.ulid(id) = %s FOR UPDATE", (first,)

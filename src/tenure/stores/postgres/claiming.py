@@ -98,12 +98,15 @@ class Memory:
         if len(self.lanes) > MOST_LANES:
             self.lanes.clear()
 
-    def take(self, jobs: Iterable[ClaimedJob]) -> None:
-        """The last of each lane that was granted. The turn is with the org that was served last:
-        they are served from the one after the last turn on, and then from the first."""
+    def take(self, jobs: Iterable[ClaimedJob], moment: int) -> None:
+        """The last of each lane that was granted, but nothing of the claim's own millisecond: an
+        older job that is retried within it would stand before that. The turn is with the org that
+        was served last: they are served from the one after the last turn on, and then from the
+        first."""
         served: dict[int, list[str]] = {}
         for job in jobs:
-            lane, place = (job.priority, job.org), (job.ready_at, to_uuid_text(job.id))
+            lane = (job.priority, job.org)
+            place = min((job.ready_at, to_uuid_text(job.id)), (moment, FIRST_ID))
             self.lanes[lane] = max(place, self.lanes.get(lane, place))
             served.setdefault(job.priority, []).append(job.org)
         for priority, orgs in served.items():
@@ -151,12 +154,8 @@ class Claiming(PostgresBase):
         # Not repeated when its reply is lost: the leases nobody heard of are given back by the
         # next renewals, and the next claim takes others.
         rows = self._rows("claim", parameters, repeatable=False)
-        for queue in sweeps:
-            memories[queue].was_swept(began)
         jobs = in_order([ClaimedJob._make(row) for row in rows if row[LEASE_NO] > 0])
         last = {(job.queue, job.priority, job.org): job for job in jobs}
-        for queue, memory in memories.items():
-            memory.take(job for lane, job in last.items() if lane[0] == queue)
         unknown: dict[str, int] = {}
         more = False
         for row in rows:
@@ -164,8 +163,12 @@ class Claiming(PostgresBase):
                 continue
             if row[LEASE_NO] == UNKNOWN_TYPE:
                 unknown[row[TYPE]] = unknown.get(row[TYPE], 0) + 1
-            else:
-                memories[row[QUEUE]].learn(row, sweep=row[QUEUE] in sweeps)
+            else:  # a queue that was looked at, which one that is paused was not
+                queue, memory = row[QUEUE], memories[row[QUEUE]]
+                if queue in sweeps:
+                    memory.was_swept(began)
+                memory.take((job for lane, job in last.items() if lane[0] == queue), row[READY_AT])
+                memory.learn(row, sweep=queue in sweeps)
                 more = more or row[ORG] is not None
         return Claim(jobs, unknown, more)
 
