@@ -15,12 +15,13 @@ from proxy import Proxy
 from .harness import RENEW, Fleet
 
 
-def of(text: bytes) -> Callable[[bytes], bool]:
+def of(*texts: bytes) -> Callable[[bytes], bool]:
     """A call of this statement: its Bind, which the proxy shows with the text. The Parse before
     it has the text too, and is part of the same request."""
-    return lambda message: message[:1] == b"B" and text in message
+    return lambda message: message[:1] == b"B" and any(text in message for text in texts)
 
 
+ONE = of(b"tenure.enqueue_job(", b"tenure.enqueue_job_and_hint(")
 PLAIN, ANY = of(b"INSERT INTO tenure.jobs"), of(b"tenure.enqueue_jobs(")
 CLAIM, STEP = of(b"tenure.claim("), of(b"tenure.save_step(")
 FINISH_COMPLETED, FINISH = of(b"tenure.finish_completed("), of(b"tenure.finish(")
@@ -40,7 +41,7 @@ def test_the_reply_to_an_enqueue(fleet: Callable[..., Fleet], network: Proxy) ->
     shop.start(producers=0)
     for _ in range(3):
         for match, ask in (
-            (PLAIN, lambda: [shop.app.enqueue("quick", shop.arguments())]),
+            (ONE, lambda: [shop.app.enqueue("quick", shop.arguments())]),
             (PLAIN, lambda: shop.app.enqueue_many(batch(shop))),
             (ANY, lambda: [shop.app.enqueue("quick", shop.arguments(), key=shop.new_key())]),
             (ANY, lambda: shop.app.enqueue_many([*batch(shop), keyed(shop)])),
@@ -63,7 +64,7 @@ def test_the_reply_to_an_enqueue_and_to_its_second_try(
     shop.start(producers=0)
     for _ in range(3):
         lost = network.counts["lost_replies"]
-        network.lose_reply(PLAIN)
+        network.lose_reply(ONE)
         network.lose_reply(ANY)
         network.lose_reply(ANY)
         shop.promised.append(shop.app.enqueue("threaded", shop.arguments()).id)
@@ -90,7 +91,7 @@ def test_an_enqueue_that_arrives_after_its_job_is_done(fleet: Callable[..., Flee
     (pid,) = shop.sql(
         "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
         " AND application_name = 'tenure' AND query LIKE %s",
-        "WITH job AS%",
+        "CALL tenure.enqueue_job_and_hint%",
     )[0]
     os.kill(pid, signal.SIGSTOP)
     try:

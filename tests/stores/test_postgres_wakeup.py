@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -13,8 +14,10 @@ import psycopg
 import pytest
 
 import servers
+from contract.builders import new
 from proxy import Proxy
-from tenure.stores.postgres import notices
+from tenure.job import Receipt
+from tenure.stores.postgres import PostgresStore, notices
 from tenure.stores.postgres.database import Database
 from tenure.wakeups.postgres import PostgresWakeup
 
@@ -402,6 +405,59 @@ def test_hints_that_cannot_be_sent_are_nobodys_problem(
     sender.hint(["again"])
     assert ear.hear(5.0, stop_after=1) == ["again"]
     sender.close()
+
+
+@pytest.fixture
+def store(make_database: Callable[..., str]) -> Iterator[PostgresStore]:
+    made = PostgresStore(make_database(migrated=True))
+    yield made
+    made.close()
+
+
+def backends(store: PostgresStore) -> dict[int, str]:
+    """What we are connected with: process number -> name."""
+    rows = store.database.run(
+        "SELECT pid, application_name FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name LIKE 'tenure%'"
+    )
+    return dict(rows)
+
+
+def test_the_first_hint_goes_with_the_job_itself(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other connection and no thread are needed for it; the next one, when it is time again,
+    is everybody's."""
+    monkeypatch.setattr(notices, "EVERY_SECONDS", 1.0)
+    ear = Ear(store.database.url)
+    try:
+        store.enqueue([new()])
+
+        (first,) = ear.connection.notifies(timeout=5.0, stop_after=1)
+        assert (first.payload, backends(store)) == ("default", {first.pid: "tenure"})
+        for _ in range(3):
+            store.enqueue([new()])
+        (second,) = ear.connection.notifies(timeout=5.0, stop_after=1)
+        assert backends(store)[second.pid] == "tenure notices"
+        assert ear.hear(0.2) == []
+    finally:
+        ear.connection.close()
+
+
+def test_a_hint_that_fails_after_the_commit_is_no_failed_enqueue(store: PostgresStore) -> None:
+    """The server's queue of notifications is full, say: the job is stored, and stored once."""
+    ((text,),) = store.database.run(
+        "SELECT pg_get_functiondef('tenure.enqueue_job_and_hint'::regproc)"
+    )
+    broken = re.sub(r"pg_notify\(channel, in_queue\)", "1 / 0 * length(channel)", text)
+    assert broken != text
+    store.database.run(broken)
+    job = new()
+
+    assert store.enqueue([job]) == [Receipt(job.id, False, "queued")]
+
+    assert store.totals()["queued"] == 1
+    assert [event.kind for event in store.events(job_id=job.id)] == ["job.enqueued"]
 
 
 def test_switched_off_it_does_nothing(db: Database, ear: Ear) -> None:

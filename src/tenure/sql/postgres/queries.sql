@@ -9,30 +9,21 @@
 INSERT INTO tenure.queues (name, created_at)
 VALUES (%(queue)s, coalesce(%(now)s, tenure.clock())) ON CONFLICT DO NOTHING;
 
--- One job without a key, which is what `task.enqueue` mostly sends: its row and its event. Not one
--- that is stored already, live or finished: a call that was held up on its way may come after its
--- own repetition is done. How many were stored.
+-- One job without a key, which is what `task.enqueue` mostly sends. How many were stored.
 -- name: enqueue_job
-WITH job AS (
-  INSERT INTO tenure.jobs (id, type, status, queue, priority, org, ready_at, max_attempts,
-    timeout_ms, category, project, actor_type, actor_id, request_id, correlation_id, traceparent,
-    parent, after_failed, scheduled_at, created_at, updated_at, payload)
-  SELECT %(id)s::uuid, %(type)s, 'queued', %(queue)s, %(priority)s, %(org)s,
-    greatest(coalesce(%(at_ms)s, t.now + %(delay_ms)s), t.now), %(max_attempts)s, %(timeout_ms)s, %(category)s,
-    %(project)s, %(actor_type)s, %(actor_id)s, %(request_id)s, %(correlation_id)s,
-    %(traceparent)s, %(parent)s::uuid, %(after_failed)s,
-    coalesce(%(at_ms)s, t.now + %(delay_ms)s), t.now, t.now, %(payload)s::json
-    FROM (SELECT coalesce(%(now)s, tenure.clock()) AS now) t
-   WHERE NOT EXISTS (SELECT 1 FROM tenure.history h WHERE h.id = %(id)s::uuid)
-  ON CONFLICT (id) DO NOTHING
-  RETURNING id, created_at),
-noted AS (
-  INSERT INTO tenure.events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
-    actor_id, request_id, correlation_id, data)
-  SELECT j.created_at, 'job.enqueued', j.id, %(type)s, 0, 0, %(org)s, %(project)s, %(actor_type)s,
-    %(actor_id)s, %(request_id)s, %(correlation_id)s, %(remark)s::json
-    FROM job j WHERE %(audit)s = 'all' OR %(remark)s IS NOT NULL)
-SELECT count(*) FROM job;
+SELECT tenure.enqueue_job(%(id)s::uuid, %(type)s, %(queue)s, %(priority)s::smallint, %(org)s,
+  %(at_ms)s::bigint, %(delay_ms)s::bigint, %(max_attempts)s::integer, %(timeout_ms)s::bigint,
+  %(category)s, %(project)s, %(actor_type)s, %(actor_id)s, %(request_id)s, %(correlation_id)s,
+  %(traceparent)s, %(parent)s::uuid, %(after_failed)s, %(payload)s::json, %(remark)s::json,
+  %(audit)s, %(now)s::bigint);
+
+-- The same, and its hint after it.
+-- name: enqueue_job_and_hint
+CALL tenure.enqueue_job_and_hint(%(id)s::uuid, %(type)s, %(queue)s, %(priority)s::smallint, %(org)s,
+  %(at_ms)s::bigint, %(delay_ms)s::bigint, %(max_attempts)s::integer, %(timeout_ms)s::bigint,
+  %(category)s, %(project)s, %(actor_type)s, %(actor_id)s, %(request_id)s, %(correlation_id)s,
+  %(traceparent)s, %(parent)s::uuid, %(after_failed)s, %(payload)s::json, %(remark)s::json,
+  %(audit)s, %(now)s::bigint, %(channel)s, NULL);
 
 -- Many jobs of the same terms without keys and dependencies: ids, delays (NULL: none) and payloads
 -- side by side. None of them when history has one; an error when a live one has an id of theirs.

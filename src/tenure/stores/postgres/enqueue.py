@@ -9,7 +9,9 @@ from tenure.errors import JobError, StoreError
 from tenure.job import NewJob, Receipt, Terms
 from tenure.stores.postgres import callers
 from tenure.stores.postgres.base import PostgresBase, to_json
+from tenure.stores.postgres.connecting import CannotConnect
 from tenure.stores.postgres.database import to_uuid_text, to_uuids
+from tenure.stores.postgres.pool import NoneFree
 from tenure.stores.rows import refuse_circles, shared_parameters
 
 
@@ -52,6 +54,9 @@ class Enqueueing(PostgresBase):
                 raise
             # The reply was lost; or it was a value, an id that is stored already: say which.
             receipts = self._enqueue_any(jobs, error.unknown, now_ms)
+        else:
+            if plain and len(jobs) == 1:
+                return receipts  # it was hinted with the call, or soon will be
         self._hint({job.terms.queue for job in jobs})
         return receipts
 
@@ -108,9 +113,23 @@ class Enqueueing(PostgresBase):
             "at_ms": job.at_ms,
             "now": self._now(now_ms),
         }
-        if self._rows("enqueue_job", parameters, repeatable=False) == [(0,)]:
+        if self.notices.take(job.terms.queue):
+            stored = self._store_and_hint(parameters)
+        else:
+            stored = self._rows("enqueue_job", parameters, repeatable=False)
+            self._hint([job.terms.queue])
+        if stored == [(0,)]:
             return self._enqueue_any([job], False, now_ms)  # says why
         return [Receipt(job.id, False, "queued")]
+
+    def _store_and_hint(self, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        try:
+            named = parameters | {"channel": self.database.schema}
+            return self._rows("enqueue_job_and_hint", named, repeatable=False)
+        except StoreError as error:
+            if not isinstance(error.__context__, (CannotConnect, NoneFree)):
+                error.unknown = True  # it may have been the hint that failed, after the commit
+            raise
 
     def _enqueue_alike(self, jobs: Sequence[NewJob], now_ms: int | None) -> list[Receipt]:
         delays = [job.delay_ms for job in jobs]

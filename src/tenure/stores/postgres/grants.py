@@ -37,7 +37,8 @@ LONGEST_NAME = 63
 def functions() -> list[str]:
     """Ours by name: a schema may hold functions of somebody else's, which are not ours to grant."""
     text = sql.schema("postgres") + sql.functions("postgres")
-    return sorted(set(re.findall(r"^CREATE FUNCTION tenure\.(\w+)", text, re.MULTILINE)))
+    ours = re.findall(r"^CREATE (?:FUNCTION|PROCEDURE) tenure\.(\w+)", text, re.MULTILINE)
+    return sorted(set(ours))
 
 
 def quoted(role: str) -> str:
@@ -62,7 +63,7 @@ def grant_sql(schema: str, role: str) -> str:
     sequences = ", ".join(f"tenure.{name}" for name in SEQUENCES)
     lines.append(f"GRANT USAGE ON SEQUENCE {sequences} TO {{role}};")
     called = ",\n  ".join(f"tenure.{name}" for name in functions())
-    lines.append(f"GRANT EXECUTE ON FUNCTION {called} TO {{role}};")
+    lines.append(f"GRANT EXECUTE ON ROUTINE {called} TO {{role}};")
     return "\n".join(sql.with_schema(line, schema).replace("{role}", to) for line in lines) + "\n"
 
 

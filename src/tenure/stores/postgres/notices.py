@@ -1,8 +1,9 @@
 """Hints to listening workers: NOTIFY, coalesced, on a connection of its own.
 
 NOTIFY takes a lock of the whole server at commit, so it is never part of an enqueue: the first hint
-for a queue goes out at once, the next ones at most every 10 ms together, from one thread. It
-commits asynchronously, which costs no fsync. Nothing rests on a hint, so nothing here raises.
+for a queue goes out at once (with the call that stores a single job, as a transaction after that
+one), the next ones at most every 10 ms together, from one thread. It commits asynchronously, which
+costs no fsync. Nothing rests on a hint, so nothing here raises.
 """
 
 from __future__ import annotations
@@ -98,6 +99,18 @@ class Notices:
             self._pending.update(queues)
             if len(self._pending) > before:
                 self._wake()
+
+    def take(self, queue: str) -> bool:
+        """Whether a hint for this queue is due this moment; who asks sends it, after a commit."""
+        if not self.enabled:
+            return False
+        now = time.monotonic()
+        with self._changed:
+            if queue in self._pending or self._due_at(queue) > now:
+                return False
+            self._remember([queue], now)
+            self._sent += 1
+        return True
 
     def watch(self, connection: Any, queues: Iterable[str]) -> None:
         """Hint when the transaction open on somebody's psycopg connection has ended."""

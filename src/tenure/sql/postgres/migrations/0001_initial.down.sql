@@ -8,9 +8,10 @@ DROP TABLE tenure.jobs, tenure.history, tenure.keys, tenure.events, tenure.rollu
 
 DROP SEQUENCE tenure.events_seq;
 
-DROP FUNCTION tenure.add_partitions, tenure.add_up, tenure.bucket, tenure.cancel, tenure.claim,
+DROP ROUTINE tenure.add_partitions, tenure.add_up, tenure.bucket, tenure.cancel, tenure.claim,
   tenure.clock, tenure.count_down, tenure.discard, tenure.drop_partitions, tenure.end_runs,
-  tenure.enqueue, tenure.enqueue_jobs, tenure.finish, tenure.finish_completed, tenure.first_id,
+  tenure.enqueue, tenure.enqueue_job, tenure.enqueue_job_and_hint, tenure.enqueue_jobs,
+  tenure.finish, tenure.finish_completed, tenure.first_id,
   tenure.home, tenure.lanes, tenure.leave, tenure.look_up, tenure.new_id, tenure.next_due,
   tenure.note, tenure.pass_fence, tenure.pick, tenure.refuse_change, tenure.refuse_jobs,
   tenure.release, tenure.replay, tenure.rescue, tenure.retire, tenure.roll_up, tenure.save_step,
