@@ -382,7 +382,7 @@ END $$;
 CREATE FUNCTION tenure.claim(by_worker integer, queues text[], mosts integer[], total integer,
   memory jsonb, types text[], later_ms bigint, audit text, now_ms bigint)
 RETURNS TABLE (id uuid, lease_no integer, type text, payload json, attempts integer,
-  max_attempts integer, crashes integer, timeout_ms bigint, queue text, priority smallint,
+  max_attempts integer, crashes integer, timeout_ms bigint, queue text, priority tenure.priority,
   category text, org text, project text, actor_type text, actor_id text, request_id text,
   correlation_id text, traceparent text, key text, parent uuid, scheduled_at bigint,
   created_at bigint, ready_at bigint) LANGUAGE plpgsql
@@ -1007,10 +1007,10 @@ RETURNS TABLE (id uuid, status text) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
   RETURN QUERY
-  SELECT j.id, j.status FROM tenure.jobs j
+  SELECT j.id, j.status::text FROM tenure.jobs j
    WHERE j.id = ANY (ids) AND (in_org IS NULL OR j.org = in_org) ORDER BY j.id FOR UPDATE;
   RETURN QUERY
-  SELECT h.id, h.status FROM tenure.history h
+  SELECT h.id, h.status::text FROM tenure.history h
    WHERE h.id = ANY (ids) AND (in_org IS NULL OR h.org = in_org);
 END $$;
 

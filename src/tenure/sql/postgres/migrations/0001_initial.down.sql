@@ -17,6 +17,8 @@ DROP ROUTINE tenure.add_partitions, tenure.add_up, tenure.bucket, tenure.cancel,
   tenure.release, tenure.replay, tenure.rescue, tenure.retire, tenure.roll_up, tenure.save_step,
   tenure.settle, tenure.settle_dependants, tenure.ulid, tenure.withdraw;
 
+DROP DOMAIN tenure.priority, tenure.hot_status, tenure.end_status, tenure.grain;
+
 DROP TYPE tenure.new_job, tenure.lane, tenure.ended, tenure.tally;
 
 DO $$
