@@ -79,11 +79,8 @@ SELECT * FROM tenure.claim(%(worker)s, %(queues)s, %(mosts)s, %(total)s, %(memor
 -- name: next_due
 SELECT tenure.next_due(%(queues)s, %(memory)s::jsonb, %(now)s);
 
--- Lanes with due rows, looked at from their beginning: what a claim with a memory passes over.
--- name: lanes
-SELECT l.priority, l.org, l.first_ready
-  FROM (SELECT coalesce(%(now)s, tenure.clock()) AS now) t, tenure.lanes(%(queue)s, '{}', t.now) l
- WHERE l.first_ready <= t.now;
+-- name: due_lanes
+SELECT priority, org, first_ready FROM tenure.due_lanes(%(queue)s, %(now)s);
 
 -- Returns what was not accepted.
 -- name: finish_completed

@@ -74,11 +74,7 @@ class Memory:
         if self.start is not None:
             given["from_priority"], given["from_org"] = self.start
         if self.lanes and not sweep:
-            lanes = sorted(self.lanes)
-            given["priorities"] = [priority for priority, _org in lanes]
-            given["orgs"] = [org for _priority, org in lanes]
-            given["readys"] = [self.lanes[lane][0] for lane in lanes]
-            given["ids"] = [self.lanes[lane][1] for lane in lanes]
+            given["lanes"] = [[*lane, *self.lanes[lane]] for lane in sorted(self.lanes)]
         return given
 
     def learn(self, row: Row, *, sweep: bool) -> None:
@@ -195,7 +191,7 @@ class Claiming(PostgresBase):
             if memory.cost < CHEAP_SECONDS or memory.sweep_in() > 0:
                 continue
             began = time.monotonic()
-            lanes = self._rows("lanes", {"queue": queue, "now": self._now(now_ms)})
+            lanes = self._rows("due_lanes", {"queue": queue, "now": self._now(now_ms)})
             places = memory.lanes
             behind = {
                 (priority, org)

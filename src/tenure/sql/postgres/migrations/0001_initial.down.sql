@@ -9,13 +9,13 @@ DROP TABLE tenure.jobs, tenure.history, tenure.keys, tenure.events, tenure.rollu
 DROP SEQUENCE tenure.events_seq;
 
 DROP ROUTINE tenure.add_partitions, tenure.add_up, tenure.bucket, tenure.cancel, tenure.claim,
-  tenure.clock, tenure.count_down, tenure.discard, tenure.drop_partitions, tenure.end_runs,
-  tenure.enqueue, tenure.enqueue_job, tenure.enqueue_job_and_hint, tenure.enqueue_jobs,
-  tenure.finish, tenure.finish_completed, tenure.first_id,
-  tenure.home, tenure.lanes, tenure.leave, tenure.look_up, tenure.new_id, tenure.next_due,
-  tenure.note, tenure.pass_fence, tenure.pick, tenure.refuse_change, tenure.refuse_jobs,
-  tenure.release, tenure.replay, tenure.rescue, tenure.retire, tenure.roll_up, tenure.save_step,
-  tenure.settle, tenure.settle_dependants, tenure.ulid, tenure.withdraw;
+  tenure.clock, tenure.count_down, tenure.discard, tenure.drop_partitions, tenure.due_lanes,
+  tenure.end_runs, tenure.enqueue, tenure.enqueue_job, tenure.enqueue_job_and_hint,
+  tenure.enqueue_jobs, tenure.finish, tenure.finish_completed, tenure.first_id, tenure.home,
+  tenure.lanes, tenure.leave, tenure.look_up, tenure.new_id, tenure.next_due, tenure.note,
+  tenure.pass_fence, tenure.pick, tenure.refuse_change, tenure.refuse_jobs, tenure.release,
+  tenure.replay, tenure.rescue, tenure.retire, tenure.roll_up, tenure.save_step, tenure.settle,
+  tenure.settle_dependants, tenure.ulid, tenure.withdraw;
 
 DROP DOMAIN tenure.priority, tenure.hot_status, tenure.end_status, tenure.grain;
 

@@ -566,46 +566,44 @@ CREATE TYPE tenure.lane AS (
 );
 
 -- The lanes of a queue in order, each with its first row's ready_at; one or two steps of
--- jobs_claim a lane, whatever lies in the queue.
+-- jobs_claim a lane, whatever lies in the queue. With `due_only` none that has nothing due.
 --
--- `known` is what a worker remembers of the lanes it has seen: {"priorities": […], "orgs": […],
--- "readys": […], "ids": […]}, sorted. Of those only rows after the remembered place are looked
--- at: before it everything was taken, and while a long transaction anywhere in this database
--- keeps vacuum from removing what was taken, walking over it would cost more and more. The place
--- trails the clock by two seconds, because a job enqueued in somebody's transaction appears
--- behind what has been claimed meanwhile; what appears later still, a worker finds when it asks
--- without `known`, which it does at least every few seconds. No guarantee rests on the place.
+-- `known` is what a worker remembers of the lanes it has seen: {"lanes": [[priority, org, ready_at,
+-- id], …]}, sorted. Of those only rows after the remembered place are looked at: before it
+-- everything was taken, and while a long transaction anywhere in this database keeps vacuum from
+-- removing what was taken, walking over it would cost more and more. The place trails the clock by
+-- two seconds, because a job enqueued in somebody's transaction appears behind what has been
+-- claimed meanwhile; what appears later still, a worker finds when it asks without `known`, which
+-- it does at least every few seconds. No guarantee rests on the place.
 --
 -- A walk that stops at its bound ends with a row without first_ready: go on from there.
-CREATE FUNCTION tenure.lanes(in_queue text, known jsonb, moment bigint) RETURNS SETOF tenure.lane
-LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $$
+-- Its callers force its plans.
+CREATE FUNCTION tenure.lanes(in_queue text, known jsonb, due_only boolean, moment bigint)
+RETURNS tenure.lane[] LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
   none CONSTANT uuid := '00000000-0000-0000-0000-000000000000';
-  priorities smallint[];
-  orgs text[] := '{}';
-  readys bigint[];
-  ids uuid[];
+  remembered CONSTANT jsonb := coalesce(known -> 'lanes', '[]');
+  many CONSTANT integer := jsonb_array_length(remembered);
+  n integer := 0;
+  next_priority smallint;
+  next_org text COLLATE "C";  -- of the remembered lane we come to next; NULL when there is none
+  next_ready bigint;
   at_priority smallint := coalesce((known ->> 'from_priority')::smallint, 0);
   at_org text COLLATE "C" := coalesce(known ->> 'from_org', '');
-  n integer := 1;
   lane tenure.lane;
+  seen tenure.lane[] := '{}';
 BEGIN
-  IF known ? 'orgs' THEN
-    SELECT array_agg(k.priority), array_agg(k.org), array_agg(k.ready), array_agg(k.id)
-      INTO priorities, orgs, readys, ids
-      FROM ROWS FROM (
-        jsonb_array_elements_text(known -> 'priorities'), jsonb_array_elements_text(known -> 'orgs'),
-        jsonb_array_elements_text(known -> 'readys'), jsonb_array_elements_text(known -> 'ids'))
-        AS k(priority, org, ready, id);
-  END IF;
-  WHILE n <= cardinality(orgs) AND (priorities[n], orgs[n] COLLATE "C") <= (at_priority, at_org) LOOP
-    n := n + 1;
-  END LOOP;
   FOR look IN 1 .. 4096 LOOP
-    IF n > cardinality(orgs) THEN
+    WHILE next_org IS NULL AND n < many LOOP
+      next_priority := (remembered -> n ->> 0)::smallint;
+      next_org := remembered -> n ->> 1;
+      IF (next_priority, next_org) <= (at_priority, at_org) THEN
+        next_org := NULL;
+        n := n + 1;
+      END IF;
+    END LOOP;
+    IF next_org IS NULL THEN
       SELECT j.priority, j.org, j.ready_at INTO lane.priority, lane.org, lane.first_ready
         FROM tenure.jobs j
        WHERE j.status = 'queued' AND j.waits = 0 AND j.queue = in_queue
@@ -616,34 +614,49 @@ BEGIN
         FROM tenure.jobs j
        WHERE j.status = 'queued' AND j.waits = 0 AND j.queue = in_queue
          AND (j.priority, j.org) > (at_priority, at_org)
-         AND (j.priority, j.org) < (priorities[n], orgs[n])
+         AND (j.priority, j.org) < (next_priority, next_org)
        ORDER BY j.priority, j.org, j.ready_at LIMIT 1;
     END IF;
-    IF FOUND THEN  -- one that is not known
+    IF FOUND THEN  -- one that is not remembered
       lane.since_ready := -1;
       lane.since_id := none;
-    ELSIF n <= cardinality(orgs) THEN
-      lane.priority := priorities[n];
-      lane.org := orgs[n];
-      lane.since_ready := least(readys[n], moment - 2000);
-      lane.since_id := CASE WHEN lane.since_ready = readys[n] THEN ids[n] ELSE none END;
+    ELSIF next_org IS NOT NULL THEN
+      next_ready := (remembered -> n ->> 2)::bigint;
+      lane.priority := next_priority;
+      lane.org := next_org;
+      lane.since_ready := least(next_ready, moment - 2000);
+      lane.since_id := CASE WHEN lane.since_ready = next_ready
+                            THEN (remembered -> n ->> 3)::uuid ELSE none END;
       SELECT j.ready_at INTO lane.first_ready FROM tenure.jobs j
        WHERE j.status = 'queued' AND j.waits = 0 AND j.queue = in_queue
          AND j.priority = lane.priority AND j.org = lane.org
          AND (j.ready_at, j.id) > (lane.since_ready, lane.since_id)
        ORDER BY j.ready_at, j.id LIMIT 1;
+      next_org := NULL;
       n := n + 1;
     ELSE
-      RETURN;
+      RETURN seen;
     END IF;
     at_priority := lane.priority;
     at_org := lane.org;
-    IF lane.first_ready IS NOT NULL THEN
-      RETURN NEXT lane;
+    IF lane.first_ready <= moment OR (lane.first_ready IS NOT NULL AND NOT due_only) THEN
+      seen := seen || lane;
     END IF;
   END LOOP;
   lane.first_ready := NULL;
-  RETURN NEXT lane;
+  RETURN seen || lane;
+END $$;
+
+-- Lanes with due rows, looked at from their beginning: what a claim with a memory passes over.
+CREATE FUNCTION tenure.due_lanes(in_queue text, now_ms bigint) RETURNS SETOF tenure.lane
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+BEGIN
+  RETURN QUERY
+  SELECT l.* FROM unnest(tenure.lanes(in_queue, '{}', true, coalesce(now_ms, tenure.clock()))) l
+   WHERE l.first_ready IS NOT NULL;
 END $$;
 
 -- Grant leases: up to `mosts` of each queue and `total` in all; due, not paused, by priority,
@@ -673,7 +686,8 @@ DECLARE
   got uuid[];
   granted integer;
   room integer;
-  state record;
+  is_paused boolean;
+  rewind bigint;
   known jsonb;
   due tenure.lane[];
   cut tenure.lane;
@@ -682,14 +696,14 @@ BEGIN
     room := least(mosts[n], total - cardinality(picked));
     CONTINUE WHEN room <= 0;
     known := coalesce(memory -> queues[n], '{}');
-    SELECT bool_or(q.paused_at IS NOT NULL) AS paused, coalesce(max(q.rewind_no), 0) AS rewind_no
-      INTO state FROM tenure.queues q WHERE q.name = queues[n];
-    CONTINUE WHEN state.paused;
-    IF state.rewind_no <> coalesce((known ->> 'rewind')::bigint, 0) THEN
+    SELECT q.paused_at IS NOT NULL, q.rewind_no INTO is_paused, rewind
+      FROM tenure.queues q WHERE q.name = queues[n];
+    CONTINUE WHEN is_paused;
+    rewind := coalesce(rewind, 0);
+    IF rewind <> coalesce((known ->> 'rewind')::bigint, 0) THEN
       known := jsonb_build_object('turns', known -> 'turns');
     END IF;
-    due := ARRAY(SELECT l FROM tenure.lanes(queues[n], known, moment) l
-                  WHERE l.first_ready IS NULL OR l.first_ready <= moment);
+    due := tenure.lanes(queues[n], known, true, moment);
     cut := NULL;
     IF cardinality(due) > 0 AND due[cardinality(due)].first_ready IS NULL THEN
       cut := due[cardinality(due)];
@@ -708,7 +722,7 @@ BEGIN
       room := room - cardinality(got);
     END IF;
     lease_no := -1;
-    type := state.rewind_no;
+    type := rewind;
     attempts := (room > 0)::integer;
     queue := queues[n];
     priority := cut.priority;
@@ -807,6 +821,7 @@ END $$;
 -- The soonest first row of any lane, in milliseconds from now; `memory` as for the claim.
 CREATE FUNCTION tenure.next_due(queues text[], memory jsonb, now_ms bigint) RETURNS bigint
 LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
@@ -816,8 +831,9 @@ BEGIN
   FOR n IN 1 .. cardinality(queues) LOOP
     CONTINUE WHEN EXISTS (
       SELECT 1 FROM tenure.queues q WHERE q.name = queues[n] AND q.paused_at IS NOT NULL);
-    soonest := least(soonest, (SELECT min(l.first_ready)
-                                 FROM tenure.lanes(queues[n], memory -> queues[n], moment) l));
+    soonest := least(soonest, (
+      SELECT min(l.first_ready)
+        FROM unnest(tenure.lanes(queues[n], memory -> queues[n], false, moment)) l));
   END LOOP;
   RETURN CASE WHEN soonest IS NOT NULL THEN greatest(0, soonest - moment) END;
 END $$;
