@@ -52,6 +52,18 @@ def test_a_wrong_app_or_queue(tenure: Cli) -> None:
     assert not (tenure.home / "jobs.db").exists()
 
 
+def test_a_worker_that_cannot_start_says_why_and_leaves_nothing(tenure: Cli) -> None:
+    (tenure.home / "jobs.db").write_text("certainly not a database" * 100)
+    boards = tenure.home / "tmp"
+    boards.mkdir()
+
+    ran = tenure.shop("worker", "-p", "2", TMPDIR=str(boards))
+
+    assert (ran.code, ran.out) == (1, "")
+    assert "is not an SQLite database" in ran.err and "started: " not in ran.err
+    assert list(boards.iterdir()) == []
+
+
 def test_url_cannot_split_a_worker_from_its_app(stage: Stage) -> None:
     ran = stage.tenure.shop("worker", "--drain", "--url", "sqlite:///other.db")
 

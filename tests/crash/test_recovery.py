@@ -207,3 +207,58 @@ def test_a_child_killed_before_it_said_hello_is_started_again(
     assert shop.app.result(receipt.id, timeout=20) == 7
     assert worker.alive, worker.log
     assert "before it said hello" in worker.log
+
+
+IMPORTS = """
+    if __name__ == "jobs":  # in a worker, not in this test
+        first = not there("said.log")
+        say("importing", os.getpid())
+        while not first and not there("go"):
+            time.sleep(0.01)
+
+    @app.task
+    def where() -> int:
+        time.sleep(0.01)
+        return os.getpid()
+"""
+
+
+@only("sqlite", "no store is open yet when it happens")
+def test_the_other_children_import_while_the_store_is_opened(
+    workshop: Callable[..., Workshop],
+) -> None:
+    """And one that is not ready yet keeps nobody waiting: the first begins to work."""
+    shop = workshop(IMPORTS)
+    shop.app.enqueue_many([shop.jobs.where.job() for _ in range(20)])
+    worker = shop.worker(ready=False, processes=3, concurrency=2)
+    shop.wait_said("importing", times=3)
+
+    shop.wait_for("completed", 20)
+
+    first = int(shop.said()[0][1])
+    assert {job.result for job in shop.app.find(status="completed")} == {first}
+    shop.touch("go")
+    eventually(lambda: len(places(shop)) == 3, within=15, what="all three at work")
+    assert worker.alive, worker.log
+
+
+def places(shop: Workshop) -> set[int]:
+    shop.app.enqueue_many([shop.jobs.where.job() for _ in range(20)])
+    return {job.result for job in shop.app.find(status="completed")}
+
+
+@only("sqlite", "no store is open yet when it happens")
+def test_another_child_killed_while_it_imports_is_replaced(
+    workshop: Callable[..., Workshop],
+) -> None:
+    shop = workshop(IMPORTS)
+    worker = shop.worker(ready=False, processes=2, concurrency=2)
+    shop.wait_said("importing", times=2)
+    os.kill(int(shop.said()[1][1]), signal.SIGKILL)
+    shop.wait_said("importing", times=3)
+    shop.touch("go")
+
+    eventually(lambda: len(places(shop)) == 2, within=15, what="two at work")
+
+    assert places(shop) == {int(shop.said()[0][1]), int(shop.said()[2][1])}
+    assert worker.alive, worker.log

@@ -19,6 +19,7 @@ from tenure.errors import ConfigError, StoreError
 if TYPE_CHECKING:
     from tenure.engine.plan import Summary
     from tenure.store import Store
+    from tenure.wakeup import Wakeup
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 LOOK_EVERY = 1.0
@@ -99,15 +100,18 @@ def work(args: argparse.Namespace) -> int:
 
     def opened(settings: Settings) -> Store:
         _check_url(settings, args.url)
-        _announce(settings, args)
         progress.start(open_store(settings))
         return open_store(settings)
+
+    def listening(settings: Settings, store: Store) -> Wakeup:
+        _announce(settings, args)
+        return open_wakeup(settings, store)
 
     try:
         summary = run_fleet(
             spec,
             opened,
-            open_wakeup,
+            listening,
             queues=args.queues,
             concurrency=args.concurrency,
             processes=args.processes,

@@ -9,7 +9,9 @@ from __future__ import annotations
 import gc
 import logging
 import queue
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -50,14 +52,9 @@ def run_fleet(
     max_jobs: int | None = None,
 ) -> Summary:
     wanted_queues = parse_queues(queues)
-    mail: queue.SimpleQueue[tuple[Child, FromChild | None]] = queue.SimpleQueue()
+    mail = _Mail()
     worker_id = host.new_worker_id()
-    crew = Crew(
-        spec,
-        lambda: worker_id,
-        lambda child, message: mail.put((child, message)),
-        lambda child: mail.put((child, None)),
-    )
+    crew = Crew(spec, lambda: worker_id, mail.put, lambda child: mail.put(child, None))
     first, hello = _first_child(lambda: crew.start(concurrency), mail)
     chosen: dict[str, Any] = {
         "concurrency": concurrency,
@@ -68,6 +65,8 @@ def run_fleet(
     settings = Settings.from_env(hello.environment)
     settings = replace(settings, connections=min(settings.connections, CONNECTIONS), **given)
     first.concurrency, first.ready = settings.concurrency, True
+    # They import the app while we open the store.
+    children = [first, *(crew.start(settings.concurrency) for _ in range(1, settings.processes))]
     plan = Plan(
         queues=wanted_queues if queues is not None else parse_queues(settings.queues),
         concurrency=settings.concurrency,
@@ -76,39 +75,71 @@ def run_fleet(
         max_jobs=max_jobs,
         name=name,
     )
-    store = open_store(settings)
+    working = False
     try:
-        # Fails here when there are no tables; on SQLite it keeps a connection open, and so the log
-        # the wake-up watches. Nothing is migrated: the role of a worker may not be allowed to.
-        store.queue_names()
-        wakeup = open_wakeup(settings, store)
-        supervisor = Supervisor(store, settings, wakeup, plan)
-        supervisor.learn(hello)
-        supervisor.enlist(worker_id)
-        crew.on_message, crew.on_end = supervisor.on_message, supervisor.on_end
-        crew.worker_id = lambda: supervisor.worker_id
-        while not mail.empty():  # it died between its hello and now
-            supervisor.on_end(mail.get()[0])
-        try:
-            gc.freeze()
-            gc.set_threshold(COLLECT_AFTER)
-            with stopped_by_signals(supervisor):
-                return supervisor.run(crew.start, [first])
-        finally:
-            wakeup.close()
+        with closing(open_store(settings)) as store:
+            # Fails here when there are no tables; on SQLite it keeps a connection open, and so the
+            # log the wake-up watches. Nothing is migrated: a worker's role may not be allowed to.
+            store.queue_names()
+            with closing(open_wakeup(settings, store)) as wakeup:
+                supervisor = Supervisor(store, settings, wakeup, plan)
+                supervisor.learn(hello)
+                supervisor.enlist(worker_id)
+                crew.on_message, crew.on_end = supervisor.on_message, supervisor.on_end
+                crew.worker_id = lambda: supervisor.worker_id
+                mail.forward(supervisor)
+                gc.freeze()
+                gc.set_threshold(COLLECT_AFTER)
+                with stopped_by_signals(supervisor):
+                    working = True
+                    return supervisor.run(crew.start, children)
     finally:
-        store.close()
+        if not working:  # else it has closed them
+            for child in children:
+                child.kill("the worker did not start")
+                child.close()
 
 
-def _first_child(
-    start: Callable[[], Child], mail: queue.SimpleQueue[tuple[Child, FromChild | None]]
-) -> tuple[Child, Hello]:
+class _Mail:
+    """What children say (None: their end) before there is a supervisor to hear it."""
+
+    def __init__(self) -> None:
+        self._kept: queue.SimpleQueue[tuple[Child, FromChild | None]] = queue.SimpleQueue()
+        self._supervisor: Supervisor | None = None
+        self._lock = threading.Lock()
+
+    def put(self, child: Child, said: FromChild | None) -> None:
+        with self._lock:
+            if self._supervisor is None:
+                self._kept.put((child, said))
+            else:  # its pipe asked us a moment before it was told of the supervisor
+                _tell(self._supervisor, child, said)
+
+    def get(self, timeout: float) -> FromChild | None:
+        """Of the first child, while it is the only one."""
+        return self._kept.get(timeout=timeout)[1]
+
+    def forward(self, supervisor: Supervisor) -> None:
+        with self._lock:
+            self._supervisor = supervisor
+            while not self._kept.empty():
+                _tell(supervisor, *self._kept.get())
+
+
+def _tell(supervisor: Supervisor, child: Child, said: FromChild | None) -> None:
+    if said is None:
+        supervisor.on_end(child)
+    else:
+        supervisor.on_message(child, said)
+
+
+def _first_child(start: Callable[[], Child], mail: _Mail) -> tuple[Child, Hello]:
     """The child that tells us what the app is. One that was killed before it could (by hand, for
     want of memory) says nothing about the app: another is started."""
     for attempt in range(1, STARTS + 1):
         child = start()
         try:
-            _, said = mail.get(timeout=HELLO_SECONDS)
+            said = mail.get(timeout=HELLO_SECONDS)
         except queue.Empty:
             child.kill("it did not say hello")
             child.close()

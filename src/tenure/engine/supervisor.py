@@ -116,7 +116,7 @@ class Supervisor:
 
     # -- the crew's thread --------------------------------------------------------------------
     def run(self, start: Starter, first: Sequence[Child]) -> Summary:
-        """Work until drained or stopped; `first` are children that have said hello."""
+        """Work until drained or stopped; `first` are children that were started before."""
         self._start = start
         for child in first:
             self._instruct(child)
