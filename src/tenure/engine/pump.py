@@ -68,7 +68,8 @@ class Pump:
         self.alone: frozenset[str] = frozenset()
         self.finisher = Finisher(store)
         self.claiming = True
-        self.busy = False
+        self.busy = False  # a claim is on its way, or what it brought on its way to the children
+        self.turns = 0  # claims that are over
         self.drained = False
 
     def poke(self) -> None:
@@ -94,7 +95,7 @@ class Pump:
                 # Before the claim looks: a job that ends meanwhile may leave one it does not see.
                 idle = not self._roster.holding() and not self.finisher.pending
                 claimed = self._claim_and_hand() if self.claiming else 0
-                self.busy = False
+                self._claim_is_over()
                 failures = 0
                 if claimed or self._look_again or self._more_to_write() or self._new_queues():
                     continue
@@ -102,7 +103,7 @@ class Pump:
                     self._check_drained()
                 pause = self._sleep() if self.claiming else self._stopped()
             except StoreError as error:
-                self.busy = False
+                self._claim_is_over()
                 failures += 1
                 _back_off(error, over, failures)
                 continue
@@ -111,6 +112,10 @@ class Pump:
             self.asleep.clear()
             if self._learned:  # it will do for a while: whoever is woken by a new job is in a hurry
                 self._named = time.monotonic()
+
+    def _claim_is_over(self) -> None:
+        self.turns += 1
+        self.busy = False
 
     def run_finishes(self, over: threading.Event) -> None:
         """The other half, where it is a thread of its own."""

@@ -27,6 +27,7 @@ class Renewal:
         on_declared_dead: Callable[[int], None],
         give_back: Callable[[list[Ended]], None],
         unwritten: Callable[[], set[str]],
+        claims: Callable[[], tuple[int, bool]],
     ) -> None:
         self._store = store
         self._every = every
@@ -35,7 +36,9 @@ class Renewal:
         self._on_declared_dead = on_declared_dead
         self._give_back = give_back
         self._unwritten = unwritten  # jobs that have ended, which the store does not know yet
-        self._unsure: set[str] = set()  # leases the store names and we do not know
+        self._claims = claims  # how many are over, and whether one is on its way
+        # Leases the store names and we do not know, and how many claims must be over to be sure.
+        self._unsure: dict[tuple[str, int], int] = {}
         self._asked: set[str] = set()  # cancels already passed on
 
     def run(self, over: threading.Event) -> None:
@@ -63,10 +66,13 @@ class Renewal:
         self._asked = (self._asked & cancels.keys()) | self._roster.cancel(fresh)
 
     def _give_back_unknown(self, leases: Mapping[str, int]) -> None:
-        """A claim whose reply was lost left leases nobody here knows of. Seen twice in a row,
-        one renewal apart, they are no claim still on its way: give them back."""
+        """A claim whose reply was lost left leases nobody here knows of: give them back. They must
+        have been seen before, and the claim that was on its way then be over: renewals may follow
+        each other quickly, and its reply come late."""
+        over, on_its_way = self._claims()
         held = self._roster.held() | self._unwritten()
-        strange = {id for id in leases if id not in held}
+        strange = {run: over + on_its_way for run in leases.items() if run[0] not in held}
         lost = Released("its claim was not answered")
-        self._give_back([Ended(id, leases[id], 0, lost) for id in strange & self._unsure])
-        self._unsure = strange
+        sure = [run for run in strange if self._unsure.get(run, over + 1) <= over]
+        self._give_back([Ended(id, lease_no, 0, lost) for id, lease_no in sure])
+        self._unsure = {run: self._unsure.get(run, needed) for run, needed in strange.items()}

@@ -81,6 +81,7 @@ class Supervisor:
             on_declared_dead=lambda number: self._events.put(("declared-dead", number)),
             give_back=self._give_back,
             unwritten=self._pump.finisher.holds,
+            claims=lambda: (self._pump.turns, self._pump.busy),
         )
         self._over = threading.Event()  # the threads may end
         self._stopping = False  # plain: set by signal handlers, which must take no lock
