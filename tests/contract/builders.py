@@ -130,12 +130,22 @@ def table(kind: str, name: str) -> str:
 
 def rows(kind: str, location: str, statement: str) -> list[dict[str, Any]]:
     """What SQL sees of a store's database: `job_queue` by that name, ids as ULIDs, JSON as text."""
-    with contextlib.closing(connect(kind, location)) as connection:
-        if kind == "postgres":
-            show_as_sqlite_does(connection)
-        cursor = connection.execute(statement)
-        names = [column[0] for column in cursor.description]
-        return [dict(zip(names, row, strict=True)) for row in cursor]
+    with contextlib.closing(watch(kind, location)) as connection:
+        return read(connection, statement)
+
+
+def watch(kind: str, location: str) -> Any:
+    """A connection for somebody who looks on, and sees the same on any kind of store."""
+    connection = connect(kind, location)
+    if kind == "postgres":
+        show_as_sqlite_does(connection)
+    return connection
+
+
+def read(connection: Any, statement: str) -> list[dict[str, Any]]:
+    cursor = connection.execute(statement)
+    names = [column[0] for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor]
 
 
 def show_as_sqlite_does(connection: Any) -> None:

@@ -40,7 +40,7 @@ from tenure.outcome import (
     Retried,
     Snoozed,
 )
-from tenure.store import Rescue
+from tenure.store import Filter, Rescue
 
 from .builders import (
     FAILURE,
@@ -54,9 +54,10 @@ from .builders import (
     milliseconds,
     new,
     open_store,
-    rows,
+    read,
     temporary_location,
     totals,
+    watch,
     worker,
     worker_row,
 )
@@ -145,6 +146,7 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize()
     def two_workers(self) -> None:
         self.store.migrate()
+        self.eye = self.resources.enter_context(contextlib.closing(watch(self.kind, self.location)))
         self.workers = [worker(self.store), worker(self.store)]
 
     # -- what the model knows -----------------------------------------------------------------
@@ -559,8 +561,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_job_is_as_the_model_has_it(self) -> None:
+        found = {job.id: job for job in self.store.find(Filter(), limit=1000)}
+        assert found.keys() == self.model.keys()
         for id, job in self.model.items():
-            seen = get(self.store, id)
+            seen = found[id]
             assert seen.status == job.status
             assert (seen.attempts, seen.crashes) == (job.attempts, job.crashes)
             assert seen.lease_no == job.lease_no
@@ -590,10 +594,10 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def no_job_is_in_two_places(self) -> None:
         if self.kind in SQL_KINDS:
-            seen = [row["id"] for row in rows(self.kind, self.location, "SELECT id FROM job_queue")]
+            seen = [row["id"] for row in read(self.eye, "SELECT id FROM job_queue")]
             assert sorted(seen) == sorted(self.model)
         if self.kind == "sqlite":
-            (found,) = rows(self.kind, self.location, sql.statements("sqlite")["misplaced"])
+            (found,) = read(self.eye, sql.statements("sqlite")["misplaced"])
             assert list(found.values()) == [0], "queued, leased, waiting or dead: one of them"
 
 
@@ -606,7 +610,7 @@ def test_the_store_does_what_the_model_does(kind: str, monkeypatch: pytest.Monke
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=60,
+            max_examples=80,
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=list(HealthCheck),

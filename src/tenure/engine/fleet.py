@@ -65,8 +65,6 @@ def run_fleet(
     settings = Settings.from_env(hello.environment)
     settings = replace(settings, connections=min(settings.connections, CONNECTIONS), **given)
     first.concurrency, first.ready = settings.concurrency, True
-    # They import the app while we open the store.
-    children = [first, *(crew.start(settings.concurrency) for _ in range(1, settings.processes))]
     plan = Plan(
         queues=wanted_queues if queues is not None else parse_queues(settings.queues),
         concurrency=settings.concurrency,
@@ -75,8 +73,10 @@ def run_fleet(
         max_jobs=max_jobs,
         name=name,
     )
-    working = False
+    children, working = [first], False
     try:
+        while len(children) < plan.processes:  # they import the app while we open the store
+            children.append(crew.start(plan.concurrency))
         with closing(open_store(settings)) as store:
             # Fails here when there are no tables; on SQLite it keeps a connection open, and so the
             # log the wake-up watches. Nothing is migrated: a worker's role may not be allowed to.
