@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
+import psycopg
+
 from tenure.errors import JobError, StoreError
 from tenure.job import NewJob, Receipt, Terms
 from tenure.stores.postgres import callers
@@ -127,7 +129,8 @@ class Enqueueing(PostgresBase):
             named = parameters | {"channel": self.database.schema}
             return self._rows("enqueue_job_and_hint", named, repeatable=False)
         except StoreError as error:
-            if not isinstance(error.__context__, (CannotConnect, NoneFree)):
+            before = (CannotConnect, NoneFree, psycopg.IntegrityError)
+            if not isinstance(error.__context__, before):
                 error.unknown = True  # it may have been the hint that failed, after the commit
             raise
 

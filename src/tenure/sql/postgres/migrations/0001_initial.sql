@@ -486,8 +486,8 @@ BEGIN
    ORDER BY b.place;
 END $$;
 
--- One job without a key or needs: its row and its event. Not one that is stored already, live or
--- finished: a call that was held up on its way may come after its own repetition is done. How many
+-- One job without a key or needs: its row and its event. None when history has it: a call that was
+-- held up on its way may come after its own repetition is done. An error when it is live. How many
 -- were stored.
 CREATE FUNCTION tenure.enqueue_job(in_id uuid, in_type text, in_queue text, in_priority smallint,
   in_org text, at_ms bigint, delay_ms bigint, max_attempts integer, timeout_ms bigint,
@@ -506,8 +506,7 @@ BEGIN
   SELECT in_id, in_type, 'queued', in_queue, in_priority, in_org, greatest(due, moment),
          max_attempts, timeout_ms, category, project, actor_type, actor_id, request_id,
          correlation_id, traceparent, parent, after_failed, due, moment, moment, payload
-   WHERE NOT EXISTS (SELECT 1 FROM tenure.history h WHERE h.id = in_id)
-  ON CONFLICT (id) DO NOTHING;
+   WHERE NOT EXISTS (SELECT 1 FROM tenure.history h WHERE h.id = in_id);
   IF NOT FOUND THEN
     RETURN 0;
   END IF;
