@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import servers
-from contract.builders import FAILURE, new, put_many, terms, worker
+from contract.builders import FAILURE, OPERATOR, new, put_many, terms, worker
 from tenure.ids import new_ids
 from tenure.job import NewJob
 from tenure.outcome import Completed, Dead, Ended, Retried
@@ -193,6 +193,18 @@ def test_a_renewal_reads_what_the_worker_holds(store: PostgresStore, walk: Obser
     seen = walk(lambda: store.renew(no))
     assert seen.by("jobs") == {"jobs_held"} or seen.by("jobs_held") == {"bitmap"}
     assert seen.rows("jobs") < 200
+
+
+def test_cancel_requests_are_asked_for_without_what_a_worker_has_held(
+    store: PostgresStore, walk: Observe
+) -> None:
+    no = worker(store)
+    put_many(store, 50)
+    first, *_rest = store.claim(no, [("default", 50)]).jobs
+    store.cancel([first.id], actor=OPERATOR, reason="stop")
+    seen = walk(lambda: store.cancel_requests(no))
+    assert seen.by("jobs") == {"jobs_cancel"} or seen.by("jobs_cancel") == {"bitmap"}
+    assert seen.rows("jobs") < 20
 
 
 def test_progress_is_written_by_id(store: PostgresStore, walk: Observe) -> None:

@@ -136,7 +136,7 @@ SELECT j.id, j.lease_no, CASE WHEN j.cancel_at IS NOT NULL THEN coalesce(j.cance
 
 -- name: cancel_requests
 SELECT id, coalesce(cancel_reason, '') FROM tenure.jobs
- WHERE worker = %(worker)s AND cancel_at IS NOT NULL;
+ WHERE worker = %(worker)s AND cancel_at > 0;  -- not IS NOT NULL: for jobs_cancel, always
 
 -- name: workers
 SELECT w.no, w.id, w.host, w.boot, w.pid, w.pid_started, w.beat, w.lease_ms, w.started_at,

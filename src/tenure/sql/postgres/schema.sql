@@ -99,10 +99,13 @@ CREATE TABLE tenure.jobs (
 -- The claim walks this one: one probe per (queue, priority, org), in due order.
 CREATE INDEX jobs_claim ON tenure.jobs (queue, priority, org, ready_at, id)
   WHERE status = 'queued' AND waits = 0;
--- What a worker holds: renewal, cancel requests and rescue.
+-- What a worker holds: renewal and rescue.
 CREATE INDEX jobs_held ON tenure.jobs (worker) WHERE worker IS NOT NULL;
 -- Dead jobs, for operators.
 CREATE INDEX jobs_dead ON tenure.jobs (status, id) WHERE completed_at IS NOT NULL;
+-- Cancel requests that a running handler has not obeyed yet, which are asked for often: beside a
+-- long transaction jobs_held keeps all that a worker ever held.
+CREATE INDEX jobs_cancel ON tenure.jobs (worker, cancel_at) WHERE cancel_at IS NOT NULL;
 -- Jobs waiting for others, for counting them.
 CREATE INDEX jobs_waiting ON tenure.jobs (queue) WHERE waits > 0;
 
