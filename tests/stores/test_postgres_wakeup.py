@@ -16,6 +16,7 @@ import pytest
 import servers
 from contract.builders import new
 from proxy import Proxy
+from tenure.errors import JobError
 from tenure.job import Receipt
 from tenure.stores.postgres import PostgresStore, notices
 from tenure.stores.postgres.database import Database
@@ -457,6 +458,20 @@ def test_a_hint_that_fails_after_the_commit_is_no_failed_enqueue(store: Postgres
     assert store.enqueue([job]) == [Receipt(job.id, False, "queued")]
 
     assert store.totals()["queued"] == 1
+    assert [event.kind for event in store.events(job_id=job.id)] == ["job.enqueued"]
+
+
+def test_a_job_that_is_stored_already_is_refused_with_its_hint_too(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error before the commit is no hint that failed after it."""
+    monkeypatch.setattr(notices, "EVERY_SECONDS", 0.0)
+    job = new()
+    store.enqueue([job])
+
+    with pytest.raises(JobError, match="stored already"):
+        store.enqueue([job])
+
     assert [event.kind for event in store.events(job_id=job.id)] == ["job.enqueued"]
 
 

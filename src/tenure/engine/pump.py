@@ -94,8 +94,11 @@ class Pump:
                 self.busy, self._look_again, self._learned = True, False, False
                 # Before the claim looks: a job that ends meanwhile may leave one it does not see.
                 idle = not self._roster.holding() and not self.finisher.pending
-                claimed = self._claim_and_hand() if self.claiming else 0
-                self._claim_is_over()
+                try:
+                    claimed = self._claim_and_hand() if self.claiming else 0
+                finally:
+                    self.turns += 1
+                    self.busy = False
                 failures = 0
                 if claimed or self._look_again or self._more_to_write() or self._new_queues():
                     continue
@@ -103,7 +106,6 @@ class Pump:
                     self._check_drained()
                 pause = self._sleep() if self.claiming else self._stopped()
             except StoreError as error:
-                self._claim_is_over()
                 failures += 1
                 _back_off(error, over, failures)
                 continue
@@ -112,10 +114,6 @@ class Pump:
             self.asleep.clear()
             if self._learned:  # it will do for a while: whoever is woken by a new job is in a hurry
                 self._named = time.monotonic()
-
-    def _claim_is_over(self) -> None:
-        self.turns += 1
-        self.busy = False
 
     def run_finishes(self, over: threading.Event) -> None:
         """The other half, where it is a thread of its own."""

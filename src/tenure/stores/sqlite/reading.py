@@ -47,9 +47,7 @@ class Reading(SqliteBase):
                 status = "job_status_dead" if where.status in DEAD else "job_status_hot"
                 rows += db.execute(self._listing("job_hot", status), parameters)
             if where.status is None or where.status in ("completed", "cancelled"):
-                rows += db.execute(
-                    self._listing("job_history", "job_status"), parameters
-                ).fetchall()
+                rows += db.execute(self._listing("job_history", "job_status"), parameters)
         # A job may move to history between the two reads: keep one row an id, the finished one.
         newest = {row[0]: row for row in rows}
         return [_job(newest[id]) for id in sorted(newest, reverse=True)[:limit]]
