@@ -89,6 +89,22 @@ def test_a_running_job_in_a_child_is_cancelled_at_once(workshop: Callable[..., W
     assert time.monotonic() - began < 5  # by the hint: the next renewal is 20 s away
 
 
+def test_a_busy_worker_hears_of_a_cancel_request_too(workshop: Callable[..., Workshop]) -> None:
+    """It reads no hints while it claims, and asks four times a second instead."""
+    shop = workshop(WORK, lease_seconds=60, lease_renew_seconds=20)
+    shop.worker()
+    receipt = shop.jobs.hold.enqueue(1)
+    shop.wait_said("start", 1)
+    shop.app.enqueue_many([shop.jobs.quick.job(n) for n in range(3000)])
+    began = time.monotonic()
+
+    shop.app.cancel(receipt.id, reason="not needed")
+    while shop.app.get(receipt.id).status != "cancelled" and time.monotonic() - began < 5:
+        shop.app.enqueue_many([shop.jobs.quick.job(n) for n in range(1000)])
+
+    assert time.monotonic() - began < 5
+
+
 def test_an_idle_worker_picks_up_a_job_at_once(workshop: Callable[..., Workshop]) -> None:
     shop = workshop(WORK)
     shop.worker()

@@ -233,11 +233,13 @@ def test_what_a_role_lacks(url: str, role: str) -> None:
 
     execute(url, f"REVOKE INSERT, DELETE ON tenure.jobs FROM {role}")
     execute(url, f"REVOKE USAGE ON SEQUENCE tenure.events_seq FROM {role}")
+    execute(url, f"REVOKE UPDATE ON SEQUENCE tenure.flushes FROM {role}")
     execute(url, f"REVOKE EXECUTE ON FUNCTION tenure.drop_partitions FROM {role}")
     less = one(as_role(url, role), "role")
     assert less.level == "problem"
     assert less.message.endswith(
-        "lacks INSERT, DELETE on jobs; USAGE on sequence events_seq; EXECUTE on drop_partitions()"
+        "lacks INSERT, DELETE on jobs; UPDATE on sequence flushes; USAGE on sequence events_seq; "
+        "EXECUTE on drop_partitions()"
     )
 
 

@@ -1,5 +1,5 @@
 """Steps 4, 5 and 7 of the walk, one loop: finish what has ended, claim what there is room for,
-hand it out, sleep until something pokes it. Where the store can do two things at once
+hand it out, sleep until a hint or a poke. Where the store can do two things at once
 (`Store.parallel`) the finishing is a loop of its own.
 """
 
@@ -32,6 +32,7 @@ GATHER_SECONDS = 0.02
 STOPPED_PAUSE = 1.0  # nothing is claimed any more: only a poke has work for us
 NAMES_SECONDS = 1.0  # a busy worker learns of new queues this often
 REPORT_UNKNOWN_EVERY = 60.0
+CALM_SECONDS, ASK_SECONDS = 0.02, 0.25  # after a hint, until cancel requests are asked for
 
 
 class Pump:
@@ -45,6 +46,7 @@ class Pump:
         on_alone: Callable[[], None],
         on_done: Callable[[], None],
         on_idle: Callable[[], None],
+        on_calm: Callable[[], None],
     ) -> None:
         self._store = store
         self._settings = settings
@@ -54,9 +56,12 @@ class Pump:
         self._on_alone = on_alone
         self._on_done = on_done  # drained, or max_jobs reached
         self._on_idle = on_idle  # nothing to write, or nothing to claim
+        self._on_calm = on_calm  # a hint may have been about a cancel request
         self._poked = threading.Event()
         self._reported = threading.Event()
-        self.asleep = threading.Event()
+        self._asleep = False
+        self._hinted = False  # and what it was about has not been asked
+        self._awake = time.monotonic()  # since then, or since that was asked
         self._credit: dict[str, float] = {}
         self._unknown: dict[str, float] = {}  # type -> when it was last complained about
         self._handed = 0
@@ -73,8 +78,13 @@ class Pump:
         self.drained = False
 
     def poke(self) -> None:
-        self._poked.set()
         self._reported.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        self._poked.set()
+        if self._asleep:
+            self._wakeup.interrupt()
 
     def end(self, job: ClaimedJob, how: outcome.Outcome) -> None:
         """An outcome decided by the supervisor, not by the job's own run."""
@@ -83,10 +93,12 @@ class Pump:
 
     def run(self, over: threading.Event) -> None:
         failures = 0
-        while not over.is_set() or (self.finisher.pending and not self._store.parallel):
-            self._poked.clear()
+        while True:
+            self._poked.clear()  # before we look whether it is over: the poke that says so stays
+            if over.is_set() and not self._more_to_write():
+                return
             try:
-                if self.finisher.pending and not self._store.parallel:
+                if self._more_to_write():
                     self._gather(self._poked)
                     self._roster.drop(self.finisher.flush(self._roster.worker))
                 # Said before `claiming` is read: whoever has stopped the claiming and sees us not
@@ -100,20 +112,17 @@ class Pump:
                     self.turns += 1
                     self.busy = False
                 failures = 0
+                if time.monotonic() - self._awake >= ASK_SECONDS:
+                    self._wakeup.wait(0.0)  # nobody else reads them
+                    self._calm_down()
                 if claimed or self._look_again or self._more_to_write() or self._new_queues():
                     continue
                 if idle:
                     self._check_drained()
-                pause = self._sleep() if self.claiming else self._stopped()
+                self._rest(self._pause() if self.claiming else self._stopped())
             except StoreError as error:
                 failures += 1
                 _back_off(error, over, failures)
-                continue
-            self.asleep.set()
-            self._poked.wait(pause)
-            self.asleep.clear()
-            if self._learned:  # it will do for a while: whoever is woken by a new job is in a hurry
-                self._named = time.monotonic()
 
     def run_finishes(self, over: threading.Event) -> None:
         """The other half, where it is a thread of its own."""
@@ -124,7 +133,7 @@ class Pump:
                 while self.finisher.pending:
                     self._gather(self._reported)
                     self._roster.drop(self.finisher.flush(self._roster.worker))
-                    self._poked.set()  # what a finish released may be claimed; a drain may be over
+                    self._wake()  # what a finish released may be claimed; a drain may be over
             except StoreError as error:
                 failures += 1
                 _back_off(error, over, failures)
@@ -269,7 +278,32 @@ class Pump:
             )
 
     # -- waiting ------------------------------------------------------------------------------
-    def _sleep(self) -> float:
+    def _rest(self, pause: float) -> None:
+        """Until a poke or a hint, at most for so long. A hint is most likely about new jobs, and
+        those are in a hurry: whether it was about a cancel request is asked a moment later, when
+        there is no other, or four times a second. One who is awake needs no hint, and most are of
+        our own writes."""
+        until = time.monotonic() + pause
+        hinted = False
+        self._asleep = True  # before the look at `_poked`: whoever sets it later interrupts us
+        try:
+            while not (hinted or self._poked.is_set()) and (left := until - time.monotonic()) > 0:
+                hinted = self._wakeup.wait(min(left, CALM_SECONDS) if self._hinted else left)
+                if self._hinted and not hinted and not self._poked.is_set():
+                    self._calm_down()
+        finally:
+            self._asleep = False
+        now = time.monotonic()
+        if not self._hinted:
+            self._hinted, self._awake = hinted, now
+        if self._learned:  # it will do for a while: whoever is woken by a new job is in a hurry
+            self._named = now
+
+    def _calm_down(self) -> None:
+        self._on_calm()
+        self._hinted, self._awake = False, time.monotonic()
+
+    def _pause(self) -> float:
         """Until the next look: never later than the next due job."""
         healthy = self._wakeup.healthy()
         poll = self._settings.hint_poll_interval_ms if healthy else self._settings.poll_interval_ms

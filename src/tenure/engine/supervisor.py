@@ -1,13 +1,13 @@
 """The supervisor is the engine: it alone claims, renews, finishes and listens.
 
 It runs no user code, so nothing a handler does can starve a lease or sit on the store's write
-lock. Five threads, each one loop (six where the store can finish and claim at once):
+lock. Four threads, each one loop (five where the store can finish and claim at once):
 
     crew     (the caller's)  starts and buries children, time-outs, signals, the end
-    pump     finish what has ended, claim what there is room for, hand it out   -> pump.py
+    pump     finish what has ended, claim what there is room for, hand it out,
+             sleep until a hint or a poke                                       -> pump.py
     renewal  prove this worker alive, learn what the store thinks it holds      -> renewal.py
     janitor  rescue the jobs of dead workers, retention                         -> janitor.py
-    hints    wait for the wake-up, poke the pump
 
 An embedded worker is the same object with one child that is not a process.
 """
@@ -41,7 +41,6 @@ log = logging.getLogger("tenure.worker")
 LOOK_EVERY = 1.0
 BUSY_LOOK_EVERY = 0.25  # time-outs are looked at this often while anything runs
 HARD_GRACE = 1.5  # past its time-out plus this, a silent child is killed
-CALM_SECONDS, ASK_SECONDS = 0.02, 0.25  # after a hint, until cancel requests are asked for
 RESTART_PAUSE = 1.0  # a child that dies before it ended or began any job is not restarted at once
 
 
@@ -58,7 +57,6 @@ class Supervisor:
     def __init__(self, store: Store, settings: Settings, wakeup: Wakeup, plan: Plan) -> None:
         self._store = store
         self._settings = settings
-        self._wakeup = wakeup
         self._plan = plan
         self._events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._roster = Roster()
@@ -72,6 +70,7 @@ class Supervisor:
             on_alone=lambda: self._events.put(("tick", None)),
             on_done=self.stop,
             on_idle=self._look,
+            on_calm=self._ask_for_cancels,
         )
         self._renewal = Renewal(
             store,
@@ -126,7 +125,6 @@ class Supervisor:
             "pump": self._pump.run,
             "renewal": self._renewal.run,
             "janitor": self._tidy,
-            "hints": self._listen,
         }
         if self._store.parallel:
             loops["finishes"] = self._pump.run_finishes
@@ -144,7 +142,6 @@ class Supervisor:
         finally:
             self._over.set()
             self._pump.poke()
-            self._wakeup.interrupt()
             for thread in threads:
                 thread.join(timeout=5)
             for child in self._roster.children:
@@ -360,27 +357,10 @@ class Supervisor:
         if self._stopping:
             self._events.put(("tick", None))
 
-    # -- hints and upkeep ---------------------------------------------------------------------
-    def _listen(self, over: threading.Event) -> None:
-        """A hint is most likely about new jobs, and those are in a hurry: whether it was about a
-        cancel request is asked a moment later, when there is no other hint, or four times a
-        second. A pump that is awake needs no hint, and most are of its own writes."""
-        owed, since = False, 0.0
-        while not over.is_set():
-            self._pump.asleep.wait(ASK_SECONDS)
-            hinted = self._wakeup.wait(CALM_SECONDS if owed else 60.0)
-            now = time.monotonic()
-            if hinted:
-                self._pump.poke()
-                owed, since = True, since if owed else now
-            if not owed or (hinted and now - since < ASK_SECONDS):
-                continue
-            owed = False
-            try:
-                self._renewal.pass_on(self._store.cancel_requests(self._roster.worker))
-            except StoreError as error:
-                log.debug("a hint came while the store does not answer: %s", error)
+    def _ask_for_cancels(self) -> None:
+        self._renewal.pass_on(self._store.cancel_requests(self._roster.worker))
 
+    # -- upkeep -------------------------------------------------------------------------------
     def _tidy(self, over: threading.Event) -> None:
         while True:
             try:

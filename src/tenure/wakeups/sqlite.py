@@ -62,7 +62,8 @@ class SqliteWakeup:
                 return False
             if self._inotify in ready:
                 # One commit writes many times: take them together.
-                time.sleep(BUSY_PAUSE if since < BUSY_PAUSE else SHORTEST_PAUSE)
+                pause = BUSY_PAUSE if since < BUSY_PAUSE else SHORTEST_PAUSE
+                select.select([self._wake_read], [], [], pause)
                 self._written = time.monotonic()
                 _empty(self._inotify)
             if since < SETTLE_SECONDS and self._moved():

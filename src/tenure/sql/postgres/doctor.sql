@@ -45,10 +45,11 @@ SELECT 'table', wanted.name, wanted.privilege
        JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.name
  WHERE NOT has_table_privilege(%(role)s, c.oid, wanted.privilege)
 UNION ALL
-SELECT 'sequence', c.relname::text, 'USAGE'
-  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = %(schema)s
- WHERE c.relkind = 'S' AND c.relname = ANY (%(sequences)s::text[])
-   AND NOT has_sequence_privilege(%(role)s, c.oid, 'USAGE')
+SELECT 'sequence', wanted.name, wanted.privilege
+  FROM unnest(%(sequences)s::text[], %(uses)s::text[]) wanted(name, privilege)
+       JOIN pg_namespace n ON n.nspname = %(schema)s
+       JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.name
+ WHERE NOT has_sequence_privilege(%(role)s, c.oid, wanted.privilege)
 UNION ALL
 SELECT 'function', p.proname::text, 'EXECUTE'
   FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace AND n.nspname = %(schema)s

@@ -183,7 +183,9 @@ BEGIN
     RETURNING id)
   SELECT array_agg(f.id) INTO added FROM fresh f;
   IF again THEN
-    -- The first try may have committed, and its job finished, while this one looked away.
+    -- The first try may have committed and not be on disk: what this one then says must be.
+    PERFORM setval('tenure.flushes', 1);
+    -- Or committed, and its job finished, while this one looked away.
     DELETE FROM tenure.jobs j
      WHERE j.id = ANY (added) AND EXISTS (SELECT 1 FROM tenure.history h WHERE h.id = j.id);
     added := ARRAY(SELECT j.id FROM tenure.jobs j WHERE j.id = ANY (added));
@@ -242,20 +244,22 @@ BEGIN
   RETURN 1;
 END $$;
 
--- The same in a transaction of its own, and after its commit the hint in another one, which waits
--- for no disk: the lock of the whole server that NOTIFY takes at commit is held for a moment, and
--- the hint is on its way before the caller has heard of the commit.
+-- The same with its hint, in two transactions. The first waits for no disk: the hint is out at once,
+-- and the lock of the whole server that NOTIFY takes at commit is held for a moment. The second
+-- writes next to nothing and waits until the log is on disk up to there, so the caller hears of
+-- nothing that a crash could undo; nor does a worker, whose claim stands behind it in the log.
 CREATE PROCEDURE tenure.enqueue_job_and_hint(in_id uuid, in_type text, in_queue text,
   in_priority smallint, in_org text, at_ms bigint, delay_ms bigint, max_attempts integer,
   timeout_ms bigint, category text, project text, actor_type text, actor_id text, request_id text,
   correlation_id text, traceparent text, parent uuid, after_failed text, payload json, remark json,
   audit text, now_ms bigint, channel text, INOUT stored integer) LANGUAGE plpgsql AS $$
 BEGIN
+  PERFORM set_config('synchronous_commit', 'off', true), pg_notify(channel, in_queue);
   stored := tenure.enqueue_job(in_id, in_type, in_queue, in_priority, in_org, at_ms, delay_ms,
     max_attempts, timeout_ms, category, project, actor_type, actor_id, request_id, correlation_id,
     traceparent, parent, after_failed, payload, remark, audit, now_ms);
   COMMIT;
-  PERFORM set_config('synchronous_commit', 'off', true), pg_notify(channel, in_queue);
+  PERFORM setval('tenure.flushes', 1);
 END $$;
 
 -- For anybody who speaks SQL: SELECT * FROM tenure.enqueue('[{"type": "send_email",

@@ -164,6 +164,9 @@ CREATE TABLE tenure.keys (
 
 CREATE INDEX keys_expiry ON tenure.keys (expires_at) WHERE expires_at IS NOT NULL;
 
+-- Counts nothing. A setval() is logged, so the commit after it waits until the log is on disk.
+CREATE SEQUENCE tenure.flushes;
+
 CREATE SEQUENCE tenure.events_seq CACHE 1;
 
 CREATE TABLE tenure.events (

@@ -131,7 +131,7 @@ class Enqueueing(PostgresBase):
         except StoreError as error:
             before = (CannotConnect, NoneFree, psycopg.IntegrityError)
             if not isinstance(error.__context__, before):
-                error.unknown = True  # it may have been the hint that failed, after the commit
+                error.unknown = True  # it may have been the wait for the disk, after the commit
             raise
 
     def _enqueue_alike(self, jobs: Sequence[NewJob], now_ms: int | None) -> list[Receipt]:

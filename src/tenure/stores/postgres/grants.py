@@ -30,7 +30,7 @@ TABLES = {
     "events": ("SELECT", "INSERT"),
     "events_other": ("SELECT", "DELETE"),
 }
-SEQUENCES = ("events_seq",)
+SEQUENCES = {"events_seq": "USAGE", "flushes": "UPDATE"}
 LONGEST_NAME = 63
 
 
@@ -60,8 +60,8 @@ def grant_sql(schema: str, role: str) -> str:
         by_rights.setdefault(rights, []).append(f"tenure.{table}")
     for rights, tables in by_rights.items():
         lines.append(f"GRANT {', '.join(rights)} ON {', '.join(tables)} TO {{role}};")
-    sequences = ", ".join(f"tenure.{name}" for name in SEQUENCES)
-    lines.append(f"GRANT USAGE ON SEQUENCE {sequences} TO {{role}};")
+    for sequence, right in SEQUENCES.items():
+        lines.append(f"GRANT {right} ON SEQUENCE tenure.{sequence} TO {{role}};")
     called = ",\n  ".join(f"tenure.{name}" for name in functions())
     lines.append(f"GRANT EXECUTE ON ROUTINE {called} TO {{role}};")
     return "\n".join(sql.with_schema(line, schema).replace("{role}", to) for line in lines) + "\n"
@@ -106,6 +106,7 @@ def missing_rights(examination: Examination, role: str) -> str:
         tables=[table for table, _right in wanted],
         privileges=[right for _table, right in wanted],
         sequences=list(SEQUENCES),
+        uses=list(SEQUENCES.values()),
         functions=functions(),
     )
     lacks: dict[str, list[str]] = {}

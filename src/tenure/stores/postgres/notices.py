@@ -1,9 +1,9 @@
 """Hints to listening workers: NOTIFY, coalesced, on a connection of its own.
 
-NOTIFY takes a lock of the whole server at commit, so it is never part of an enqueue: the first hint
-for a queue goes out at once (with the call that stores a single job, as a transaction after that
-one), the next ones at most every 10 ms together, from one thread. It commits asynchronously, which
-costs no fsync. Nothing rests on a hint, so nothing here raises.
+NOTIFY takes a lock of the whole server at commit, so no commit that waits for a disk has one: the
+first hint for a queue goes out at once (with the call that stores a single job, before that waits,
+see tenure.enqueue_job_and_hint), the next ones at most every 10 ms together, from one thread, in
+transactions of their own that wait for none. Nothing rests on a hint, so nothing here raises.
 """
 
 from __future__ import annotations

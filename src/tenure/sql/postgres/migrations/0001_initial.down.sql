@@ -6,7 +6,7 @@ DROP VIEW tenure.job_queue;
 DROP TABLE tenure.jobs, tenure.history, tenure.keys, tenure.events, tenure.rollups, tenure.steps,
   tenure.edges, tenure.workers, tenure.queues, tenure.migrations;
 
-DROP SEQUENCE tenure.events_seq;
+DROP SEQUENCE tenure.events_seq, tenure.flushes;
 
 DROP ROUTINE tenure.add_partitions, tenure.add_up, tenure.bucket, tenure.cancel, tenure.claim,
   tenure.clock, tenure.count_down, tenure.discard, tenure.drop_partitions, tenure.due_lanes,
