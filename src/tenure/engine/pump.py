@@ -113,7 +113,8 @@ class Pump:
                     self.busy = False
                 failures = 0
                 if time.monotonic() - self._awake >= ASK_SECONDS:
-                    self._wakeup.wait(0.0)  # nobody else reads them
+                    # Nobody else reads hints. One may be younger than this claim.
+                    self._look_again = self._wakeup.wait(0.0) or self._look_again
                     self._calm_down()
                 if claimed or self._look_again or self._more_to_write() or self._new_queues():
                     continue
