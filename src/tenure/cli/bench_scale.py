@@ -70,9 +70,9 @@ class Comparison:
 
     def snapshot(self) -> list[Figure]:
         """Many jobs pass while another session keeps a transaction open that has read: the rate
-        of the last of them, against the same stretch of a run without it. The best of two each:
+        of the last of them, against the same stretch of a run without it. The best of three each:
         the stretch takes a second or two, and a checkpoint in it halves the rate."""
-        runs = [(self._last_stretch(hold=False), self._last_stretch(hold=True)) for _ in range(2)]
+        runs = [(self._last_stretch(hold=False), self._last_stretch(hold=True)) for _ in range(3)]
         without, held = (max(rates) for rates in zip(*runs, strict=True))
         return [
             Figure("last stretch of a long drain", without, "jobs/s"),
