@@ -613,8 +613,11 @@ class StoreMachine(RuleBasedStateMachine):
             assert list(found.values()) == [0], "queued, leased, waiting or dead: one of them"
 
 
+@pytest.mark.parametrize("examples", [50, pytest.param(200, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_store_does_what_the_model_does(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_does_what_the_model_does(
+    kind: str, examples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Nothing commits late here: what claims on PostgreSQL remember must suffice without sweeps.
     monkeypatch.setattr("tenure.stores.postgres.claiming.SWEEP_SECONDS", 1e9)
     machine = type("StoreMachine", (StoreMachine,), {"kind": kind})
@@ -622,7 +625,7 @@ def test_the_store_does_what_the_model_does(kind: str, monkeypatch: pytest.Monke
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=80,
+            max_examples=examples,
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=list(HealthCheck),

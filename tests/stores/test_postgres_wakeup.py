@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -249,6 +251,55 @@ def test_several_hosts(database: str, listening: Callable[..., PostgresWakeup]) 
     several = database.replace(f"127.0.0.1:{port}", f"127.0.0.1:1,127.0.0.1:{port}")
     wakeup = listening(several, up=False)
     assert wakeup.wait(5.0)
+
+
+def test_a_name_with_addresses_that_nobody_listens_on(
+    database: str, listening: Callable[..., PostgresWakeup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_up(host: str, *_more: object, **_named: object) -> list[Any]:
+        assert host == "db.example"
+        return [(socket.AF_INET6, 1, 6, "", ("::1", 0, 0, 0)), (2, 1, 6, "", ("127.0.0.1", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    listening(database.replace("127.0.0.1", "db.example"))
+
+
+def test_a_name_server_that_does_not_answer_delays_nobody(
+    database: str, listening: Callable[..., PostgresWakeup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered, asked = threading.Event(), threading.Event()
+
+    def look_up(*_any: object, **_named: object) -> list[Any]:
+        asked.set()
+        assert answered.wait(30)
+        return [(socket.AF_INET, 1, 6, "", ("127.0.0.1", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    wakeup = listening(database.replace("127.0.0.1", "db.example"), up=False)
+    began = time.monotonic()
+    assert not wakeup.wait(0.1)
+    assert asked.is_set()
+    threading.Timer(0.05, wakeup.interrupt).start()
+    assert not wakeup.wait(10.0)
+    assert time.monotonic() - began < 2.0
+    answered.set()
+    assert wakeup.wait(5.0)
+    assert wakeup.healthy()
+
+
+def test_a_name_that_is_none(
+    listening: Callable[..., PostgresWakeup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_up(*_any: object, **_named: object) -> list[Any]:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    wakeup = listening("postgresql://me:hush@db.example/absent", up=False)
+    until(lambda: not wakeup.wait(0.02) and "looked up" in wakeup.describe(), within=5.0)
+    assert wakeup.describe() == (
+        "hints: down, polling every 1 s, because the name 'db.example' cannot be looked up: "
+        "[Errno -2] Name or service not known"
+    )
 
 
 def test_switched_off(database: str, listening: Callable[..., PostgresWakeup]) -> None:

@@ -111,16 +111,16 @@ class Pump:
                 finally:
                     self.turns += 1
                     self.busy = False
-                failures = 0
                 if time.monotonic() - self._awake >= ASK_SECONDS:
                     # Nobody else reads hints. One may be younger than this claim.
                     self._look_again = self._wakeup.wait(0.0) or self._look_again
                     self._calm_down()
+                failures = 0
                 if claimed or self._look_again or self._more_to_write() or self._new_queues():
                     continue
                 if idle:
                     self._check_drained()
-                self._rest(self._pause() if self.claiming else self._stopped())
+                self._rest(self._pause() if self.claiming else self._stopped(), over)
             except StoreError as error:
                 failures += 1
                 _back_off(error, over, failures)
@@ -279,23 +279,27 @@ class Pump:
             )
 
     # -- waiting ------------------------------------------------------------------------------
-    def _rest(self, pause: float) -> None:
+    def _rest(self, pause: float, over: threading.Event) -> None:
         """Until a poke or a hint, at most for so long. A hint is most likely about new jobs, and
         those are in a hurry: whether it was about a cancel request is asked a moment later, when
         there is no other, or four times a second. One who is awake needs no hint, and most are of
         our own writes."""
         until = time.monotonic() + pause
-        hinted = False
+        hinted = slept = False
         self._asleep = True  # before the look at `_poked`: whoever sets it later interrupts us
         try:
-            while not (hinted or self._poked.is_set()) and (left := until - time.monotonic()) > 0:
+            while not (hinted or self._poked.is_set() or over.is_set()):
+                left = until - time.monotonic()
+                if left <= 0:
+                    break
                 hinted = self._wakeup.wait(min(left, CALM_SECONDS) if self._hinted else left)
+                slept = True
                 if self._hinted and not hinted and not self._poked.is_set():
                     self._calm_down()
         finally:
             self._asleep = False
         now = time.monotonic()
-        if not self._hinted:
+        if slept and not self._hinted:  # pokes may be so dense that we never do
             self._hinted, self._awake = hinted, now
         if self._learned:  # it will do for a while: whoever is woken by a new job is in a hurry
             self._named = now

@@ -7,11 +7,13 @@ its clients) must first prove itself with a notification sent through another co
 in transaction mode it does not arrive.
 
 Everything happens inside `wait`, without blocking: it opens, asks and reads as far as the sockets
-allow, so `interrupt` works at any moment and a server that is away delays nobody.
+allow, so `interrupt` works at any moment and a server that is away delays nobody. Only a name is
+looked up by a thread.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import random
 import selectors
@@ -19,7 +21,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 from tenure.errors import ConfigError
 
@@ -36,6 +38,8 @@ from psycopg.pq import ExecStatus, PGconn, PollingStatus
 ANSWER_SECONDS = 5.0
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 30.0
 FAR = 3600.0
+INTERRUPT, FOUND = b"i", b"f"  # what is said through our own pipe
+_Address: TypeAlias = dict[str, Any]  # parameters of a connection to one host
 POOLER = (
     "a pooler (pgbouncer?) is in between and does not pass notifications on: set "
     "TENURE_LISTEN_URL to the server itself"
@@ -65,6 +69,8 @@ class PostgresWakeup:
         self._inbox, self._outbox = socket.socketpair()
         self._inbox.setblocking(False)
         self._outbox.setblocking(False)
+        self._lookup: _Lookup | None = None
+        self._target = b""  # what the session is, or will be, connected with
         self._session: _Session | None = None
         self._echo: _Session | None = None  # a second client of a pooler, for its proof
         self._up = False
@@ -91,7 +97,7 @@ class PostgresWakeup:
 
     def interrupt(self) -> None:
         with suppress(OSError):  # one is pending already, or it is closed
-            self._outbox.send(b"x")
+            self._outbox.send(INTERRUPT)
 
     def healthy(self) -> bool:
         return self._up
@@ -128,15 +134,19 @@ class PostgresWakeup:
             session.is_ready = session in ready
         if None not in ready:
             return False
+        said = b""
         with suppress(BlockingIOError):
-            while self._inbox.recv(4096):
-                pass
-        return True
+            while data := self._inbox.recv(4096):
+                said += data
+        return INTERRUPT in said
 
     # -- one step of whatever we are in -------------------------------------------------------
     def _advance(self) -> bool:
         """As far as it goes without waiting. True: look for jobs now."""
         try:
+            if self._lookup is not None:
+                self._await(self._lookup)
+                return False
             if self._session is None:
                 if time.monotonic() >= self._due:
                     self._open()
@@ -144,6 +154,8 @@ class PostgresWakeup:
             for each in (self._session, self._echo):
                 if each is not None and each.is_ready:
                     each.advance()
+                    if not self._up:  # who waits for us may look in seldom: each step has its time
+                        self._due = time.monotonic() + ANSWER_SECONDS
             return self._progress(self._session)
         except (psycopg.Error, OSError) as error:
             deaf, self._up = self._up, False
@@ -151,10 +163,31 @@ class PostgresWakeup:
             return deaf  # hints may have been missed: look now, and poll from then on
 
     def _open(self) -> None:
-        conninfo = self._conninfo()
+        """One host at a time: the driver below has no time-out of its own to go on to the next."""
+        turn, number = divmod(self._attempts, len(self._addresses))
         self._attempts += 1
         self._due = time.monotonic() + ANSWER_SECONDS
-        self._session = _Session(conninfo, f'LISTEN "{self._channel}"; SELECT pg_backend_pid()')
+        address = self._addresses[number]
+        host = _name_in(address)
+        if host is None:
+            self._connect(address)
+        else:
+            self._lookup = _Lookup(address, host, turn, self._outbox)
+
+    def _await(self, lookup: _Lookup) -> None:
+        if lookup.found is not None:
+            self._lookup = None
+            self._connect(lookup.found)
+        elif lookup.error is not None:
+            raise _Down(f"the name {lookup.host!r} cannot be looked up: {lookup.error}")
+        elif time.monotonic() >= self._due:
+            seconds = f"{ANSWER_SECONDS:g} s"
+            raise _Down(f"the name {lookup.host!r} was not looked up within {seconds}")
+
+    def _connect(self, address: _Address) -> None:
+        self._due = time.monotonic() + ANSWER_SECONDS
+        self._target = make_conninfo("", **address).encode()
+        self._session = _Session(self._target, f'LISTEN "{self._channel}"; SELECT pg_backend_pid()')
 
     def _progress(self, session: _Session) -> bool:
         hinted = session.heard()
@@ -178,7 +211,7 @@ class PostgresWakeup:
                 return self._go_up(now)
             self._due = now + ANSWER_SECONDS
             proof = f"SELECT pg_notify('{self._channel}', '')"
-            self._echo = _Session(self._conninfo(), proof)
+            self._echo = _Session(self._target, proof)
         elif now >= self._due:
             raise _Down(f"the server did not answer within {ANSWER_SECONDS:g} s")
         return False
@@ -211,20 +244,45 @@ class PostgresWakeup:
         for session in (self._session, self._echo):
             if session is not None:
                 session.close()
-        self._session = self._echo = None
+        self._session = self._echo = self._lookup = None
 
     def _forget(self) -> None:
         """In a forked child: the parent's sockets are left alone, not closed."""
         self._abandoned += [self._session, self._echo, self._inbox, self._outbox]
         self._begin()
 
-    def _conninfo(self) -> bytes:
-        """One host at a time: the driver below has no time-out of its own to go on to the next."""
-        return self._addresses[self._attempts % len(self._addresses)]
-
 
 class _Down(psycopg.OperationalError):
     """Why it does not listen."""
+
+
+class _Lookup:
+    """The addresses behind a name, each to be tried first in its turn. By a thread: the driver's
+    own look-up holds the interpreter's lock for as long as a name server does not answer, and no
+    lease would be renewed."""
+
+    def __init__(self, address: _Address, host: str, turn: int, done: socket.socket) -> None:
+        self.host = host
+        self.found: _Address | None = None
+        self.error: Exception | None = None
+        self._address = address
+        self._turn = turn
+        self._done = done
+        threading.Thread(target=self._run, name="tenure-lookup", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            rows = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
+            addresses = list(dict.fromkeys(str(row[4][0]) for row in rows))
+            first = self._turn % len(addresses)
+            self.found = self._address | {
+                "host": ",".join([self.host] * len(addresses)),
+                "hostaddr": ",".join(addresses[first:] + addresses[:first]),
+            }
+        except (OSError, UnicodeError) as error:
+            self.error = error
+        with suppress(OSError):  # closed meanwhile, or enough is pending
+            self._done.send(FOUND)
 
 
 class _Session:
@@ -309,7 +367,21 @@ class _Session:
         return str(self._connection.get_error_message())
 
 
-def _addresses(url: str) -> list[bytes]:
+def _name_in(address: _Address) -> str | None:
+    """The name a connection has to look up first, if any: not an address, not a socket's path."""
+    host = address.get("host") or os.environ.get("PGHOST") or ""
+    if not host or host[0] in "/@" or address.get("hostaddr") or os.environ.get("PGHOSTADDR"):
+        return None
+    if "," in host:  # several in the environment: left to the driver
+        return None
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return str(host)
+    return None
+
+
+def _addresses(url: str) -> list[_Address]:
     """What to connect with, one for each host of the URL. TCP keepalive finds a peer that is gone
     between two probes; a replica cannot listen, so only a primary will do."""
     try:
@@ -342,7 +414,7 @@ def _addresses(url: str) -> list[bytes]:
         }
         named = {name: value for name, value in one.items() if value}
         rest = {name: value for name, value in wanted.items() if name not in one}
-        found.append(make_conninfo("", **rest, **named).encode())
+        found.append(rest | named)
     return found
 
 

@@ -537,7 +537,9 @@ CREATE PROCEDURE tenure.enqueue_job_and_hint(in_id uuid, in_type text, in_queue 
   correlation_id text, traceparent text, parent uuid, after_failed text, payload json, remark json,
   audit text, now_ms bigint, channel text, INOUT stored integer) LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM set_config('synchronous_commit', 'off', true), pg_notify(channel, in_queue);
+  -- A setval() here as well: what is in its way shall stop the first transaction, not the second.
+  PERFORM set_config('synchronous_commit', 'off', true), setval('tenure.flushes', 1),
+    pg_notify(channel, in_queue);
   stored := tenure.enqueue_job(in_id, in_type, in_queue, in_priority, in_org, at_ms, delay_ms,
     max_attempts, timeout_ms, category, project, actor_type, actor_id, request_id, correlation_id,
     traceparent, parent, after_failed, payload, remark, audit, now_ms);
