@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure import errors, sql
 from tenure.stores.sqlite import explaining
-from tenure.stores.sqlite.gate import Connection, GateWaiter, Loan
+from tenure.stores.sqlite.gate import Connection, GateWaiter
 
 if TYPE_CHECKING:
     import sqlite3
@@ -138,9 +138,11 @@ class SqliteFile:
     def lend(self, limit: float) -> Iterator[sqlite3.Connection]:
         """A write transaction for somebody else's SQL, on a connection of its own. It holds the
         file's only write lock, so after `limit` seconds it is rolled back under their hands."""
+        from tenure.stores.sqlite.lending import Loan, lent_connection
+
         if not self._ready:
             self._open_first()
-        connection = self._connect(cached_statements=0)
+        connection = self._connect(factory=lent_connection(self.module), cached_statements=0)
         loan = Loan(connection, limit, self.path)
         try:
             self._enter(connection)
@@ -204,7 +206,7 @@ class SqliteFile:
             self._all.append(connection)
             return connection
 
-    def _connect(self, cached_statements: int = 256) -> Connection:
+    def _connect(self, **options: Any) -> Connection:
         try:
             gate = os.open(f"{self.path}-tenure.lock", os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
@@ -216,7 +218,7 @@ class SqliteFile:
                 timeout=self.busy_timeout,
                 isolation_level=None,
                 check_same_thread=False,
-                cached_statements=cached_statements,
+                **({"cached_statements": 256} | options),
             )
             db.execute("PRAGMA synchronous=FULL")
             db.execute("PRAGMA temp_store=MEMORY")
