@@ -13,7 +13,6 @@ looked up by a thread.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import random
 import selectors
@@ -21,7 +20,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any
 
 from tenure.errors import ConfigError
 
@@ -33,13 +32,13 @@ except ImportError as error:
     ) from error
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import ExecStatus, PGconn, PollingStatus
+
+from tenure.wakeups.postgres_session import Address, Down, Lookup, Session, addresses_of, name_in
 
 ANSWER_SECONDS = 5.0
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 30.0
 FAR = 3600.0
-INTERRUPT, FOUND = b"i", b"f"  # what is said through our own pipe
-_Address: TypeAlias = dict[str, Any]  # parameters of a connection to one host
+INTERRUPT = b"i"  # said through our own pipe, beside what a look-up says
 POOLER = (
     "a pooler (pgbouncer?) is in between and does not pass notifications on: set "
     "TENURE_LISTEN_URL to the server itself"
@@ -56,7 +55,7 @@ class PostgresWakeup:
         self._channel = schema
         self._enabled = enabled
         self._poll_seconds = poll_seconds
-        self._addresses = _addresses(url) if enabled else []
+        self._addresses = addresses_of(url) if enabled else []
         self._attempts = 0
         self._backoff = 0.0
         self._waiting = threading.Lock()
@@ -69,10 +68,10 @@ class PostgresWakeup:
         self._inbox, self._outbox = socket.socketpair()
         self._inbox.setblocking(False)
         self._outbox.setblocking(False)
-        self._lookup: _Lookup | None = None
+        self._lookup: Lookup | None = None
         self._target = b""  # what the session is, or will be, connected with
-        self._session: _Session | None = None
-        self._echo: _Session | None = None  # a second client of a pooler, for its proof
+        self._session: Session | None = None
+        self._echo: Session | None = None  # a second client of a pooler, for its proof
         self._up = False
         self._reason = "it has not connected yet"
         self._due = 0.0  # when the state we are in has lasted long enough
@@ -168,35 +167,35 @@ class PostgresWakeup:
         self._attempts += 1
         self._due = time.monotonic() + ANSWER_SECONDS
         address = self._addresses[number]
-        host = _name_in(address)
+        host = name_in(address)
         if host is None:
             self._connect(address)
         else:
-            self._lookup = _Lookup(address, host, turn, self._outbox)
+            self._lookup = Lookup(address, host, turn, self._outbox)
 
-    def _await(self, lookup: _Lookup) -> None:
+    def _await(self, lookup: Lookup) -> None:
         if lookup.found is not None:
             self._lookup = None
             self._connect(lookup.found)
         elif lookup.error is not None:
-            raise _Down(f"the name {lookup.host!r} cannot be looked up: {lookup.error}")
+            raise Down(f"the name {lookup.host!r} cannot be looked up: {lookup.error}")
         elif time.monotonic() >= self._due:
             seconds = f"{ANSWER_SECONDS:g} s"
-            raise _Down(f"the name {lookup.host!r} was not looked up within {seconds}")
+            raise Down(f"the name {lookup.host!r} was not looked up within {seconds}")
 
-    def _connect(self, address: _Address) -> None:
+    def _connect(self, address: Address) -> None:
         self._due = time.monotonic() + ANSWER_SECONDS
         self._target = make_conninfo("", **address).encode()
-        self._session = _Session(self._target, f'LISTEN "{self._channel}"; SELECT pg_backend_pid()')
+        self._session = Session(self._target, f'LISTEN "{self._channel}"; SELECT pg_backend_pid()')
 
-    def _progress(self, session: _Session) -> bool:
+    def _progress(self, session: Session) -> bool:
         hinted = session.heard()
         answer = session.answer()
         now = time.monotonic()
         if self._up:
             if answer is not None:
                 if answer != b"1":
-                    raise _Down("the session does not listen any more")
+                    raise Down("the session does not listen any more")
                 self._due = now + self.PROBE_SECONDS
             elif now >= self._due:
                 self._probe(session, now)
@@ -205,20 +204,20 @@ class PostgresWakeup:
             if hinted:
                 return self._go_up(now)
             if now >= self._due:
-                raise _Down(POOLER)
+                raise Down(POOLER)
         elif answer is not None:
             if answer == str(session.backend).encode():
                 return self._go_up(now)
             self._due = now + ANSWER_SECONDS
             proof = f"SELECT pg_notify('{self._channel}', '')"
-            self._echo = _Session(self._target, proof)
+            self._echo = Session(self._target, proof)
         elif now >= self._due:
-            raise _Down(f"the server did not answer within {ANSWER_SECONDS:g} s")
+            raise Down(f"the server did not answer within {ANSWER_SECONDS:g} s")
         return False
 
-    def _probe(self, session: _Session, now: float) -> None:
+    def _probe(self, session: Session, now: float) -> None:
         if session.asked:
-            raise _Down(f"the session did not answer within {ANSWER_SECONDS:g} s")
+            raise Down(f"the session did not answer within {ANSWER_SECONDS:g} s")
         channel = f"'{self._channel}'"
         session.ask(f"SELECT 1 FROM pg_listening_channels() c WHERE c = {channel}")  # noqa: S608
         self._due = now + ANSWER_SECONDS
@@ -250,172 +249,6 @@ class PostgresWakeup:
         """In a forked child: the parent's sockets are left alone, not closed."""
         self._abandoned += [self._session, self._echo, self._inbox, self._outbox]
         self._begin()
-
-
-class _Down(psycopg.OperationalError):
-    """Why it does not listen."""
-
-
-class _Lookup:
-    """The addresses behind a name, each to be tried first in its turn. By a thread: the driver's
-    own look-up holds the interpreter's lock for as long as a name server does not answer, and no
-    lease would be renewed."""
-
-    def __init__(self, address: _Address, host: str, turn: int, done: socket.socket) -> None:
-        self.host = host
-        self.found: _Address | None = None
-        self.error: Exception | None = None
-        self._address = address
-        self._turn = turn
-        self._done = done
-        threading.Thread(target=self._run, name="tenure-lookup", daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            rows = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
-            addresses = list(dict.fromkeys(str(row[4][0]) for row in rows))
-            first = self._turn % len(addresses)
-            self.found = self._address | {
-                "host": ",".join([self.host] * len(addresses)),
-                "hostaddr": ",".join(addresses[first:] + addresses[:first]),
-            }
-        except (OSError, UnicodeError) as error:
-            self.error = error
-        with suppress(OSError):  # closed meanwhile, or enough is pending
-            self._done.send(FOUND)
-
-
-class _Session:
-    """A connection that never blocks: opening, then one question at a time."""
-
-    def __init__(self, conninfo: bytes, question: str) -> None:
-        self._connection = PGconn.connect_start(conninfo)
-        if self._connection.socket < 0:
-            raise _Down(self._said())
-        self._question: str | None = question  # to be asked when it is open
-        self._rows: bytes | None = None
-        self.asked = False
-        self.is_ready = False
-        self.events = selectors.EVENT_WRITE
-
-    @property
-    def handle(self) -> int:
-        return int(self._connection.socket)
-
-    @property
-    def backend(self) -> int:
-        return int(self._connection.backend_pid)
-
-    def ask(self, question: str) -> None:
-        self._connection.send_query(question.encode())
-        self.asked = True
-        self._rows = None
-        self._flush()
-
-    def advance(self) -> None:
-        """Its socket is ready for what it waited for."""
-        if self._question is not None:
-            self._connect()
-            return
-        self._flush()
-        self._connection.consume_input()
-
-    def heard(self) -> bool:
-        """A notification has arrived since."""
-        found = False
-        if self._question is None:
-            self._connection.is_busy()  # parses what was read
-            while self._connection.notifies() is not None:
-                found = True
-        return found
-
-    def answer(self) -> bytes | None:
-        """The value of the last row of what was asked, b"" without rows; None: not yet, or
-        nothing was asked."""
-        while self.asked and not self._connection.is_busy():
-            result = self._connection.get_result()
-            if result is None:
-                self.asked = False
-                return self._rows or b""
-            if result.status == ExecStatus.FATAL_ERROR:
-                raise _Down(result.get_error_message())
-            if result.ntuples:
-                self._rows = result.get_value(result.ntuples - 1, 0)
-        return None
-
-    def close(self) -> None:
-        self._connection.finish()
-
-    def _connect(self) -> None:
-        status = self._connection.connect_poll()
-        if status == PollingStatus.FAILED:
-            raise _Down(self._said())
-        if status == PollingStatus.OK:
-            self._connection.nonblocking = 1
-            question, self._question = self._question, None
-            self.ask(question or "")
-        else:
-            reading = status == PollingStatus.READING
-            self.events = selectors.EVENT_READ if reading else selectors.EVENT_WRITE
-
-    def _flush(self) -> None:
-        self.events = selectors.EVENT_READ
-        if self._connection.flush():
-            self.events |= selectors.EVENT_WRITE
-
-    def _said(self) -> str:
-        return str(self._connection.get_error_message())
-
-
-def _name_in(address: _Address) -> str | None:
-    """The name a connection has to look up first, if any: not an address, not a socket's path."""
-    host = address.get("host") or os.environ.get("PGHOST") or ""
-    if not host or host[0] in "/@" or address.get("hostaddr") or os.environ.get("PGHOSTADDR"):
-        return None
-    if "," in host:  # several in the environment: left to the driver
-        return None
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return str(host)
-    return None
-
-
-def _addresses(url: str) -> list[_Address]:
-    """What to connect with, one for each host of the URL. TCP keepalive finds a peer that is gone
-    between two probes; a replica cannot listen, so only a primary will do."""
-    try:
-        given = dict(conninfo_to_dict(url))
-    except psycopg.Error:
-        raise ConfigError(
-            "the PostgreSQL URL for LISTEN cannot be read: write "
-            "postgresql://user:password@host:5432/name"
-        ) from None
-    wanted: dict[str, Any] = {
-        "fallback_application_name": "tenure listener",
-        "keepalives": 1,
-        "keepalives_idle": 10,
-        "keepalives_interval": 5,
-        "keepalives_count": 3,
-        "tcp_user_timeout": 10_000,
-    }
-    if "PGTARGETSESSIONATTRS" not in os.environ:
-        wanted["target_session_attrs"] = "read-write"
-    wanted |= given
-    hosts = str(wanted.get("host") or "").split(",")
-    numbers = str(wanted.get("hostaddr") or "").split(",")
-    ports = str(wanted.get("port") or "").split(",")
-    found = []
-    for index in range(max(len(hosts), len(numbers))):
-        one = {
-            "host": hosts[index] if index < len(hosts) else "",
-            "hostaddr": numbers[index] if index < len(numbers) else "",
-            "port": ports[index] if len(ports) > 1 else ports[0],
-        }
-        named = {name: value for name, value in one.items() if value}
-        rest = {name: value for name, value in wanted.items() if name not in one}
-        found.append(rest | named)
-    return found
 
 
 def _first_line(reason: str, url: str) -> str:
