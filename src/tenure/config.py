@@ -60,6 +60,7 @@ class Settings:
     shutdown_timeout: float = _within(30.0, 0, _DAY)
     timeout: float = _within(300.0, 0.01, 30 * _DAY)
     crash_limit: int = _within(3, 1, 100)
+    loss_limit: int = _within(10, 1, 1000)
     cancel_grace_seconds: float = _within(10.0, 0, _DAY)
 
     # what is kept

@@ -49,6 +49,7 @@ class Actor(NamedTuple):
 
 
 SYSTEM = Actor("system", "tenure")
+_FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_999  # the years 1 to 9999
 
 
 class Receipt(NamedTuple):
@@ -121,6 +122,7 @@ class ClaimedJob(NamedTuple):
     scheduled_at: int
     created_at: int
     ready_at: int
+    losses: int
 
     @property
     def request_id(self) -> str:
@@ -132,11 +134,16 @@ class ClaimedJob(NamedTuple):
 
 
 def moment(ms: int | None) -> "datetime.datetime | None":
-    """Milliseconds since 1970 as an aware datetime in UTC."""
+    """Milliseconds since 1970 as an aware datetime in UTC. A row written by other hands may hold
+    a number that is no time: the first or last one there is."""
     if ms is None:
         return None
     import datetime
 
+    if not _FIRST_MS <= ms <= _LAST_MS:
+        return (datetime.datetime.min if ms < 0 else datetime.datetime.max).replace(
+            tzinfo=datetime.UTC
+        )
     return datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)
 
 

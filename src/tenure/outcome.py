@@ -62,7 +62,8 @@ class Released(msgspec.Struct, frozen=True, array_like=True, tag="released"):
 
 
 class Crashed(msgspec.Struct, frozen=True, array_like=True, tag="crashed"):
-    """Its process died while it ran: back to the queue, charged; at the limit, poison."""
+    """Its own process died while it ran and our supervisor lives: back to the queue, charged; at
+    the limit, poison."""
 
     reason: str
     limit: int

@@ -252,6 +252,15 @@ def category(name: object) -> Category:
     return found
 
 
+SUSPECT_LOSSES = 3
+
+
+def suspect(crashes: int, losses: int) -> bool:
+    """Whether a job has to run alone: its own process died while it ran, or its workers did so
+    often that it may be the reason."""
+    return crashes > 0 or losses >= SUSPECT_LOSSES
+
+
 class Keep(Record):
     """How long a task's ended jobs stay, in seconds or as the last so many; None: the settings'.
 

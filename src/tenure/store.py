@@ -25,10 +25,19 @@ if TYPE_CHECKING:
     from tenure.stored import Event, Job
 
 
+class Registration(NamedTuple):
+    """A worker as the store knows it. The number alone does not name it: after a restore or a
+    failover another worker may be given the same one."""
+
+    no: int
+    id: str
+
+
 class Claim(NamedTuple):
     jobs: list[ClaimedJob]
-    unknown: dict[str, int]  # types this worker does not know: put back for later, uncharged
-    more: bool  # the walk over orgs stopped at its bound: claim again soon
+    unknown: Mapping[str, int] = MappingProxyType({})  # types passed over
+    more: bool = False  # the walk stopped at its bound: claim again soon
+    suspects: bool = False  # there are suspects due
 
 
 class Renewal(NamedTuple):
@@ -66,13 +75,38 @@ class QueueInfo(NamedTuple):
     paused_at: int | None
     paused_by: str | None
     pause_reason: str | None
+    capped: tuple[str, ...] = ()  # figures of which only the first 10,000 were counted
+
+
+class Totals(NamedTuple):
+    """Count of jobs per status, live and finished; `capped`: of these there are more."""
+
+    jobs: dict[str, int]
+    capped: tuple[str, ...] = ()
+
+
+class Page(NamedTuple):
+    """A page of a listing. It may be short, or empty, and still not be the last: `before` is where
+    the walk stopped, None when there is nothing behind it."""
+
+    jobs: list[Job]
+    before: str | None
+
+
+class EventPage(NamedTuple):
+    """Events in the order of their numbers. `final`: none can appear any more before the last
+    one that could be shown; `held_by` says who keeps it from being a later one."""
+
+    events: list[Event]
+    final: int
+    held_by: str | None = None
 
 
 class Rescue(NamedTuple):
     """What a rescue did; empty when the worker had renewed after all."""
 
     requeued: int
-    poisoned: int
+    lost: int
 
 
 class Filter(NamedTuple):
@@ -100,6 +134,7 @@ class DeadGroup(NamedTuple):
     last_ms: int
     sample_id: str
     sample_error: str | None
+    capped: bool = False  # there are more
 
 
 class Rollup(NamedTuple):
@@ -140,7 +175,7 @@ class Settlement(Protocol):
 
     connection: Any  # the driver's own: the handler's SQL goes here
 
-    def finish(self, worker: int, end: Ended) -> Accepted:
+    def finish(self, worker: Registration, end: Ended) -> Accepted:
         """Write the fenced finish; the block commits it with everything else."""
 
 
@@ -149,7 +184,7 @@ class AsyncSettlement(Protocol):
 
     connection: Any
 
-    async def finish(self, worker: int, end: Ended) -> Accepted:
+    async def finish(self, worker: Registration, end: Ended) -> Accepted:
         """Write the fenced finish; the block commits it with everything else."""
 
 
@@ -170,7 +205,8 @@ class Store(Protocol):
         self, jobs: Sequence[NewJob], *, retry: bool = False, now_ms: int | None = None
     ) -> list[Receipt]:
         """Store all jobs or none; receipts in order. What a job is `after` must exist in its own
-        org (or come in the same batch, without a circle), else JobError. A key seen before
+        org (or come in the same batch, without a circle) and not have been cancelled, else
+        JobError. A key seen before
         within its org yields the first job's receipt (`duplicate=True`). An id that is stored
         already, live or finished, is a JobError; `retry=True` repeats a call whose reply was
         lost: such ids are passed over."""
@@ -182,25 +218,30 @@ class Store(Protocol):
         of an async driver gives an awaitable: nothing is sent before it is awaited."""
 
     # -- the life of a lease ------------------------------------------------------------------
-    def register(self, worker: WorkerInfo) -> int:
-        """Add a worker row; its number, never used before."""
+    def register(self, worker: WorkerInfo) -> Registration:
+        """Add a worker row. What every other call of this worker names."""
 
     def claim(
         self,
-        worker: int,
+        worker: Registration,
         wants: Sequence[tuple[str, int]],
         types: frozenset[str] | None = None,
         *,
+        suspects: bool = False,
         limit: int | None = None,
         now_ms: int | None = None,
     ) -> Claim:
         """Grant leases, up to the number named for each queue and `limit` in all: due, not
         paused, by priority, then orgs in turn, then due time, then id. Two claims never share a
         job. A worker that was declared dead gets nothing. Costs the same beside any number of
-        queued, later or finished jobs."""
+        queued, later or finished jobs, and of orgs that have nothing due.
+
+        `types`: only of these (None: any); others are passed over without being written to, in a
+        bounded walk. Suspects (`policy.suspect`: they run alone) are taken by a claim that asks for
+        `suspects`, which takes nothing else."""
 
     def finish(
-        self, worker: int, ended: Sequence[Ended], *, now_ms: int | None = None
+        self, worker: Registration, ended: Sequence[Ended], *, now_ms: int | None = None
     ) -> list[Accepted]:
         """End runs, fenced one by one: `accepted`; `repeated` when this very finish was accepted
         before; `refused` when the lease is gone (nothing was changed for that row).
@@ -209,9 +250,13 @@ class Store(Protocol):
         History, events, keys, rollups and the children of a completed run are written in the
         same transaction; whoever waited for these jobs is released or cancelled in it."""
 
+    def settled(self, job_id: str, lease_no: int) -> bool:
+        """Whether the run under this number has completed, for good: an answer that a crash of
+        the store or of its standby could still undo is waited for."""
+
     def progress(
         self,
-        worker: int,
+        worker: Registration,
         reports: Sequence[tuple[str, int, str]],
         *,
         now_ms: int | None = None,
@@ -222,10 +267,16 @@ class Store(Protocol):
         """Finished steps of a job: name -> result as JSON text."""
 
     def save_step(
-        self, job_id: str, lease_no: int, name: str, result: str, *, now_ms: int | None = None
+        self,
+        worker: Registration,
+        run: tuple[str, int],
+        name: str,
+        result: str,
+        *,
+        now_ms: int | None = None,
     ) -> bool:
-        """Store a step's result, fenced; False where the lease is gone. A job that gets on is
-        no poison: its crashes are forgotten."""
+        """Store a step's result of the run (id, lease_no), fenced; False where the lease is gone.
+        A job that gets on is neither poison nor lost: crashes and losses are forgotten."""
 
     def results(self, job_id: str) -> dict[str, tuple[str, Any]]:
         """What a job waited for: id -> (status, result)."""
@@ -242,11 +293,11 @@ class Store(Protocol):
         """One bounded pass over waiting jobs whose needs have ended unseen: release or cancel
         them. How many changed."""
 
-    def renew(self, worker: int, *, now_ms: int | None = None) -> Renewal | None:
+    def renew(self, worker: Registration, *, now_ms: int | None = None) -> Renewal | None:
         """Prove the worker alive and read what it holds. None: it was declared dead; whatever
         it still runs is void. Uses a connection nothing else waits on."""
 
-    def cancel_requests(self, worker: int) -> dict[str, str]:
+    def cancel_requests(self, worker: Registration) -> dict[str, str]:
         """Cancel requests for jobs this worker runs: id -> reason."""
 
     def workers(self, *, count: bool = True) -> list[WorkerInfo]:
@@ -255,7 +306,7 @@ class Store(Protocol):
 
     def rescue(
         self,
-        worker: int,
+        worker: Registration,
         beat: int,
         *,
         started: frozenset[str] | None,
@@ -267,13 +318,19 @@ class Store(Protocol):
         """Declare a worker dead and put its jobs back, unless it has renewed since `beat`, or
         the store kept us waiting longer than `patience` seconds: a stall proves nothing about
         the others (None then). Jobs in `started` (all, when None: nobody knows) are charged a
-        crash; at `limit` they become dead letters with the code `poison`."""
+        loss; at `limit` they become dead letters with the code `lost`."""
 
-    def retire(self, worker: int) -> None:
+    def retire(self, worker: Registration) -> None:
         """A worker that gave everything back leaves: dead, reason `signed off`."""
 
+    def take_turn(self, upkeep: str, every: float, *, now_ms: int | None = None) -> bool:
+        """Whether this pass of upkeep (`retention`, `events`) is the caller's: one in `every`
+        seconds for all workers of the store, whoever asks first."""
+
     def next_due(self, queues: Sequence[str], *, now_ms: int | None = None) -> int | None:
-        """Milliseconds until the next job of these queues is due; None when there is none."""
+        """Milliseconds until the next job of these queues is due that was to run later; None when
+        there is none. What was due when the last claim looked does not count: it is not for this
+        worker, or there was no room for it."""
 
     def sweep(self, *, now_ms: int | None = None) -> int:
         """For stores whose claims remember where they were: look for due jobs that they would

@@ -51,6 +51,10 @@ class Job:
     after: tuple[str, ...] = ()
     cancel_requested: bool = False
     error_place: str | None = field(default=None, repr=False)
+    losses: int = 0
+    scheduled_for: datetime.datetime | None = None  # as it was asked; retries do not change it
+    death: str | None = field(default=None, repr=False)  # handle of the group it died in
+    traceback: str | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -71,8 +75,7 @@ class Job:
     @property
     def envelope(self) -> dict[str, Any]:
         """The job contract: exactly these names (REQUIREMENTS B1)."""
-        created = int(self.created_at.timestamp() * 1000 + 0.5)
-        scheduled = int(self.scheduled_at.timestamp() * 1000 + 0.5)
+        asked = self.scheduled_for
         return {
             "job_id": str(self.uuid),
             "job_type": self.type,
@@ -83,11 +86,15 @@ class Job:
             "request_id": self.request_id,
             "correlation_id": self.correlation_id,
             "idempotency_key": self.key,
-            "created_at": rfc3339(created),
+            "created_at": rfc3339(milliseconds(self.created_at)),
             "payload": self.payload,
-            "scheduled_for": rfc3339(scheduled) if scheduled > created else None,
+            "scheduled_for": None if asked is None else rfc3339(milliseconds(asked)),
             "traceparent": self.traceparent,
         }
+
+
+def milliseconds(when: datetime.datetime) -> int:
+    return int(when.timestamp() * 1000 + 0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

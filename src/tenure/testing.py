@@ -237,14 +237,17 @@ class _Bench(AbstractContextManager["_Bench"]):
             names = [n for n in known if self._queues is None or n in self._queues]
             names.sort(key=lambda name: (-policy.QUEUE_WEIGHTS.get(name, 1.0), name))
             wants = [(name, 1) for name in names if not known[name]]
-            claim = store.claim(self._desk.worker, wants, types, limit=1)
+            worker = self._desk.worker
+            claim = store.claim(worker, wants, types, limit=1)
+            if claim.suspects and not claim.jobs:
+                claim = store.claim(worker, wants, types, suspects=True, limit=1)
             if claim.jobs:
                 return claim.jobs[0]
-            if claim.more or claim.unknown or store.settle_dependants():
-                continue  # unknown types were put off: what is behind them may be for us
+            if claim.more or store.settle_dependants():
+                continue
             if clock is None:
                 return None
-            # Not `store.next_due`: it counts unknown types, which are put off for ever.
+            # Not `store.next_due`: it counts types nobody here knows.
             queued = [j for j in self._app.find(status="queued") if j.type in types]
             later = [_ms(j.scheduled_at) for j in queued if (j.queue, 1) in wants]
             later = [due for due in later if due > clock()]

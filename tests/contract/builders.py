@@ -21,7 +21,7 @@ from typing import Any
 from tenure.ids import new_id
 from tenure.job import Actor, ClaimedJob, Event, Job, NewJob, Terms
 from tenure.outcome import Ended, Failure, Outcome
-from tenure.store import Accepted, QueueInfo, Store, WorkerInfo
+from tenure.store import Accepted, QueueInfo, Registration, Store, WorkerInfo
 
 _postgres = importlib.util.find_spec("tenure.stores.postgres")
 # Until the PostgreSQL store is written: a folder without `__init__.py` is no store yet.
@@ -229,33 +229,38 @@ def worker_info(**over: Any) -> WorkerInfo:
     return WorkerInfo(**(given | over))
 
 
-def worker(store: Store, **over: Any) -> int:
-    """Register a worker; its number."""
+def worker(store: Store, **over: Any) -> Registration:
+    """Register a worker: who it is to the store."""
     return store.register(worker_info(**over))
 
 
-def worker_row(store: Store, no: int) -> WorkerInfo:
-    (found,) = [row for row in store.workers() if row.no == no]
+def worker_row(store: Store, worker: Registration) -> WorkerInfo:
+    (found,) = [row for row in store.workers() if row.id == worker.id]
     return found
 
 
 def claim(
     store: Store,
-    worker: int,
+    worker: Registration,
     limit: int = 100,
     *,
     queue: str = "default",
     types: frozenset[str] | None = None,
 ) -> list[ClaimedJob]:
-    return store.claim(worker, [(queue, limit)], types).jobs
+    """What a worker with room for everything gets: jobs to run beside others, and suspects."""
+    found = store.claim(worker, [(queue, limit)], types)
+    if found.suspects and len(found.jobs) < limit:
+        most = limit - len(found.jobs)
+        found.jobs.extend(store.claim(worker, [(queue, most)], types, suspects=True).jobs)
+    return found.jobs
 
 
-def claim_one(store: Store, worker: int, *, queue: str = "default") -> ClaimedJob:
+def claim_one(store: Store, worker: Registration, *, queue: str = "default") -> ClaimedJob:
     (job,) = claim(store, worker, 1, queue=queue)
     return job
 
 
-def started_job(store: Store, worker: int, **over: Any) -> ClaimedJob:
+def started_job(store: Store, worker: Registration, **over: Any) -> ClaimedJob:
     """Enqueue one job and claim it."""
     id = put(store, **over)
     job = claim_one(store, worker, queue=over.get("queue", "default"))
@@ -267,24 +272,28 @@ def end(job: ClaimedJob, outcome: Outcome, duration_ms: int = 5) -> Ended:
     return Ended(job.id, job.lease_no, duration_ms, outcome)
 
 
-def finish(store: Store, worker: int, job: ClaimedJob, outcome: Outcome) -> Accepted:
+def finish(store: Store, worker: Registration, job: ClaimedJob, outcome: Outcome) -> Accepted:
     (verdict,) = store.finish(worker, [end(job, outcome)])
     return verdict
 
 
-def ended_job(store: Store, worker: int, outcome: Outcome, **over: Any) -> str:
+def ended_job(store: Store, worker: Registration, outcome: Outcome, **over: Any) -> str:
     """Enqueue one job, claim it and end its run; its id."""
     job = started_job(store, worker, **over)
     assert finish(store, worker, job, outcome) == "accepted"
     return job.id
 
 
+def save_step(store: Store, worker: Registration, job: ClaimedJob, name: str, result: str) -> bool:
+    return store.save_step(worker, (job.id, job.lease_no), name, result)
+
+
 def rescue(
     store: Store,
-    worker: int,
+    worker: Registration,
     *,
     started: frozenset[str] | None = frozenset(),
-    limit: int = 3,
+    limit: int = 10,
     beat: int | None = None,
 ) -> Any:
     """Rescue the jobs of a worker that has not renewed since `beat` (now, unless told)."""

@@ -8,7 +8,7 @@ import pytest
 
 from tenure.job import Actor
 from tenure.outcome import Crashed, Released, Retried
-from tenure.store import Claim, Store
+from tenure.store import Claim, Registration, Store
 
 from .builders import (
     FAILURE,
@@ -27,6 +27,7 @@ from .builders import (
     put,
     put_many,
     rescue,
+    snapshot,
     started_job,
     worker,
     worker_row,
@@ -460,60 +461,195 @@ def test_a_pause_lets_running_jobs_finish(store: Store) -> None:
 # -- unknown types ----------------------------------------------------------------------------
 
 
-def test_a_type_the_worker_does_not_know_is_put_back_and_reported(store: Store) -> None:
+def test_a_type_the_worker_does_not_know_is_passed_over_and_reported(store: Store) -> None:
     known = put(store, type="known")
     unknown = put_many(store, 2, type="unknown")
+    before = snapshot(store, *unknown)
     no = worker(store)
 
-    granted = store.claim(no, [("default", 10)], frozenset({"known"}))
+    granted, reported = claim_all(store, no, frozenset({"known"}))
 
-    assert [job.id for job in granted.jobs] == [known]
-    assert granted.unknown == {"unknown": 2}
-    for id in unknown:
-        job = get(store, id)
-        assert (job.status, job.attempts, job.crashes) == ("queued", 0, 0)
-        assert (job.lease_owner, job.started_at) == (None, None)
+    assert granted == [known]
+    assert reported == {"unknown"}
+    assert snapshot(store, *unknown)[0] == before[0]
 
 
-def test_a_type_put_back_is_claimed_later_by_a_worker_that_knows_it(
-    store: Store, clock: Clock
-) -> None:
+def claim_all(
+    store: Store, no: Registration, types: frozenset[str], most: int = 10
+) -> tuple[list[str], set[str]]:
+    """Claim as a worker does, until there is nothing more: the ids, and the types passed over."""
+    ids: list[str] = []
+    passed: set[str] = set()
+    for _ in range(1000):
+        got = store.claim(no, [("default", most)], types)
+        ids += [job.id for job in got.jobs]
+        passed |= got.unknown.keys()
+        if not (got.jobs or got.more):
+            return ids, passed
+    raise AssertionError("it goes on for ever")
+
+
+def test_what_one_worker_passes_over_another_gets_at_once(store: Store) -> None:
     id = put(store, type="unknown")
-    store.claim(worker(store), [("default", 10)], frozenset({"known"}))
-
-    clock.advance(MINUTE)  # "later" is a minute at most
+    claim_all(store, worker(store), frozenset({"known"}))
 
     (job,) = claim(store, worker(store), types=frozenset({"unknown"}))
     assert (job.id, job.attempts) == (id, 1)
 
 
-def test_types_put_back_keep_the_attempts_they_had(store: Store, clock: Clock) -> None:
+def test_a_claim_for_other_types_gets_what_the_last_one_passed_over(store: Store) -> None:
+    """The same worker may ask for fewer types while it has no process to give to the others."""
     no = worker(store)
-    id = ended_job(store, no, Retried(0, FAILURE), type="unknown")
-    retried = get(store, id)
-    clock.advance(SECOND)
+    ids = [put(store, type=type) for type in ("a", "b", "a", "b")]
 
-    store.claim(no, [("default", 10)], frozenset({"known"}))
+    assert claim_all(store, no, frozenset({"a"}))[0] == ids[0::2]
+    assert claim_all(store, no, frozenset({"a", "b"}))[0] == ids[1::2]
 
-    job = get(store, id)
-    assert (job.status, job.attempts, job.error) == ("queued", 1, "boom")
-    assert job.started_at == retried.started_at  # of its last attempt: this was none
+
+@pytest.mark.parametrize("over", [{}, {"org": "acme"}, {"priority": 9}, {"delay_ms": SECOND}])
+def test_unknown_types_do_not_block_the_known_ones_behind_them(
+    store: Store, clock: Clock, over: dict[str, object]
+) -> None:
+    put_many(store, 30, type="unknown", delay_ms=over.get("delay_ms", 0))
+    known = put(store, type="known", **over)
+    clock.advance(2 * SECOND)
+
+    assert claim_all(store, worker(store), frozenset({"known"}), most=1)[0] == [known]
+
+
+def test_known_ones_among_many_unknown_ones_are_all_found(store: Store) -> None:
+    """More than one walk may look at, at the beginning, in between and at the end."""
+    jobs = [new(type="known" if n % 2500 == 0 else "unknown") for n in range(10_001)]
+    store.enqueue(jobs)
+    before = snapshot(store, jobs[1].id, jobs[9_999].id)
+
+    found, passed = claim_all(store, worker(store), frozenset({"known"}), most=3)
+
+    assert found == [job.id for job in jobs[::2500]]
+    assert passed == {"unknown"}
+    assert snapshot(store, jobs[1].id, jobs[9_999].id)[0] == before[0]
+
+
+def test_orgs_that_have_only_unknown_jobs_do_not_hide_the_others(store: Store) -> None:
+    store.enqueue([new(type="unknown", org=f"org-{n:04}") for n in range(700)])
+    wanted = [put(store, type="known", org=org) for org in ("aaa", "org-0350", "zzz")]
+    no = worker(store)
+
+    found, _passed = claim_all(store, no, frozenset({"known"}), most=2)
+
+    assert sorted(found) == sorted(wanted)
+    late = put(store, type="known", org="org-0699")
+    assert claim_all(store, no, frozenset({"known"}), most=2)[0] == [late]
+
+
+def test_a_walk_over_unknown_jobs_comes_to_an_end(store: Store) -> None:
+    """However many orgs have nothing else, and however little room there is."""
+    store.enqueue([new(type="unknown", org=f"org-{n:04}") for n in range(600)])
+    no, claims = worker(store), 0
+    while store.claim(no, [("default", 1)], frozenset({"known"})).more:
+        claims += 1
+    assert claims <= 1200
+
+
+def test_jobs_of_many_orgs_that_are_due_later_do_not_hide_one_that_is_due(
+    store: Store, clock: Clock
+) -> None:
+    store.enqueue([new(org=f"org-{n:04}", delay_ms=MINUTE) for n in range(1500)])
+    due = put(store, org="zzz")
+
+    first = store.claim(worker(store), [("default", 5)])
+
+    assert ([job.id for job in first.jobs], first.more) == ([due], False)
     clock.advance(MINUTE)
-    assert claim_one(store, no).attempts == 2
+    assert len(claim_all(store, worker(store), frozenset({"noop"}), most=2000)[0]) == 1500
 
 
-def test_unknown_types_do_not_block_the_known_ones_behind_them(store: Store) -> None:
-    put_many(store, 3, type="unknown", priority=1)
-    known = put(store, type="known", priority=5)
+def test_jobs_whose_time_has_come_take_their_turn(store: Store, clock: Clock) -> None:
+    """More of them than there is room for, beside others: priority, then orgs in turn."""
+    put_many(store, 20, org="a", delay_ms=SECOND)
+    put_many(store, 20, org="b")
+    urgent = put_many(store, 3, org="a", priority=1, delay_ms=SECOND)
+    clock.advance(2 * SECOND)
+
+    first = claim(store, worker(store), 13)
+
+    assert sorted(job.id for job in first[:3]) == sorted(urgent)
+    assert counts([job.org for job in first[3:]]) == {"a": 5, "b": 5}
+
+
+def test_an_urgent_job_whose_time_has_come_is_not_behind_a_thousand_others(
+    store: Store, clock: Clock
+) -> None:
+    store.enqueue([new(delay_ms=SECOND) for _ in range(1200)])
+    urgent = put(store, priority=1, delay_ms=SECOND + 500)
+    clock.advance(2 * SECOND)
     no = worker(store)
 
-    # Each claim may spend its limit on putting back; the next one must get further.
-    claimed: list[str] = []
-    for _ in range(5):
-        granted = store.claim(no, [("default", 1)], frozenset({"known"}))
-        claimed += [job.id for job in granted.jobs]
+    claimed = [job.id for _ in range(3) for job in claim(store, no, 10)]
 
-    assert claimed == [known]
+    assert urgent in claimed
+
+
+# -- suspects ---------------------------------------------------------------------------------
+
+
+def test_a_suspect_is_claimed_by_who_asks_for_suspects(store: Store) -> None:
+    no = worker(store)
+    suspect = ended_job(store, no, Crashed("killed", 3))
+    healthy = put(store)
+
+    got = store.claim(no, [("default", 5)])
+    assert ([job.id for job in got.jobs], got.suspects) == ([healthy], True)
+    (alone,) = store.claim(no, [("default", 5)], suspects=True).jobs
+    assert (alone.id, alone.crashes) == (suspect, 1)
+    assert store.claim(no, [("default", 5)]).suspects is False
+
+
+def test_suspects_are_claimed_within_the_same_limits(store: Store, clock: Clock) -> None:
+    no = worker(store)
+    suspects = [ended_job(store, no, Crashed("killed", 3), type=type) for type in "aabb"]
+    put(store)
+
+    def take(*wants: tuple[str, int], types: frozenset[str] | None = None) -> list[str]:
+        return [job.id for job in store.claim(no, wants, types, suspects=True).jobs]
+
+    assert take(("other", 9)) == []
+    assert take(("default", 9), types=frozenset({"c"})) == []
+    assert take(("default", 1), types=frozenset({"b"})) == [suspects[2]]
+    store.pause("default", actor=OPERATOR, reason="x")
+    assert take(("default", 9)) == []
+    store.resume("default", actor=OPERATOR)
+    assert take(("default", 2)) == suspects[:2]
+    dead = worker(store)
+    rescue(store, dead)
+    assert store.claim(dead, [("default", 9)], suspects=True).jobs == []
+    assert take(("default", 9)) == suspects[3:]
+
+
+def test_a_suspect_that_is_retried_waits_for_its_time(store: Store, clock: Clock) -> None:
+    no = worker(store)
+    ended_job(store, no, Crashed("killed", 3))
+    (suspect,) = store.claim(no, [("default", 5)], suspects=True).jobs
+    finish(store, no, suspect, Retried(60, FAILURE))
+
+    assert store.claim(no, [("default", 5)], suspects=True).jobs == []
+    assert store.next_due(["default"]) == MINUTE
+    clock.advance(MINUTE)
+    assert store.next_due(["default"]) == 0
+    assert store.claim(no, [("default", 5)]).suspects
+    assert [job.id for job in store.claim(no, [("default", 5)], suspects=True).jobs] == [suspect.id]
+
+
+def test_many_suspects_do_not_hide_a_healthy_job(store: Store) -> None:
+    no = worker(store)
+    put_many(store, 500)
+    for job in claim(store, no, 500):
+        finish(store, no, job, Crashed("killed", 3))
+    healthy = put(store)
+
+    first = store.claim(no, [("default", 1)])
+
+    assert ([job.id for job in first.jobs], first.more) == ([healthy], False)
 
 
 def test_without_types_a_worker_takes_everything(store: Store) -> None:
@@ -521,7 +657,7 @@ def test_without_types_a_worker_takes_everything(store: Store) -> None:
 
     granted = store.claim(worker(store), [("default", 10)], None)
 
-    assert ([job.id for job in granted.jobs], granted.unknown) == (ids, {})
+    assert ([job.id for job in granted.jobs], dict(granted.unknown)) == (ids, {})
 
 
 # -- workers that may not ---------------------------------------------------------------------
@@ -548,7 +684,9 @@ def test_a_worker_that_retired_gets_nothing(store: Store) -> None:
 def test_a_number_that_was_never_given_gets_nothing(store: Store) -> None:
     put(store)
 
-    assert store.claim(worker(store) + 1000, [("default", 10)]).jobs == []
+    no = worker(store)
+    assert store.claim(no._replace(no=no.no + 1000), [("default", 10)]).jobs == []
+    assert store.claim(no._replace(id="host:1:restored"), [("default", 10)]).jobs == []
 
 
 # -- the number of the lease ------------------------------------------------------------------

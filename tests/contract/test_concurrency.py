@@ -150,10 +150,10 @@ def test_a_finish_and_a_rescue_at_once_have_one_winner(
 
         now = get(store, job.id)
         if verdict == "accepted":
-            assert (now.status, now.crashes) == ("completed", 0)
+            assert (now.status, now.losses) == ("completed", 0)
             assert rescued == Rescue(0, 0)
         else:
-            assert (verdict, now.status, now.crashes) == ("refused", "queued", 1)
+            assert (verdict, now.status, now.losses) == ("refused", "queued", 1)
             assert rescued == Rescue(1, 0)
     assert winners <= {"accepted", "refused"}
 

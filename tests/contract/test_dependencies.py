@@ -153,7 +153,7 @@ def test_waiting_jobs_are_counted_apart(store: Store) -> None:
 
     assert (exports.ready, exports.later, exports.waiting) == (1, 1, 4)
     assert totals(store) == {"queued": 7}
-    assert store.next_due(["exports"]) == 0
+    assert store.next_due(["exports"]) == HOUR
 
 
 def test_a_waiting_job_is_due_at_no_time(store: Store) -> None:
@@ -223,16 +223,18 @@ def test_cancel_ends_with_its_need(store: Store, outcome: Outcome) -> None:
 
     finish(store, no, need, outcome)
 
+    how = "cancelled" if isinstance(outcome, Cancelled) else "failed"
     job = get(store, last)
-    assert (job.status, job.error_code) == ("cancelled", "dependency_failed")
-    assert "failed" in str(job.error)
+    assert (job.status, job.error_code) == ("cancelled", f"dependency_{how}")
+    assert how in str(job.error)
     assert kinds(store, last) == ["job.enqueued", "job.cancelled"]
     assert queue_info(store).waiting == 0
     assert store.settle_dependants() == 0
 
 
 def test_cancel_is_passed_on(store: Store) -> None:
-    """need <- a (cancel) <- b (cancel) <- c (wait); d waits for a and another need."""
+    """need <- a (cancel) <- b (cancel) <- c (wait); d waits for a and another need. What waits for
+    a job that was cancelled would wait for ever, whatever it was told."""
     no = worker(store)
     need = started_job(store, no)
     other = put(store, queue="elsewhere")
@@ -244,10 +246,14 @@ def test_cancel_is_passed_on(store: Store) -> None:
     finish(store, no, need, Failed(FAILURE))
 
     assert [get(store, id).status for id in (a, b, c, d)] == [
-        "cancelled", "cancelled", "queued", "cancelled",
+        "cancelled", "cancelled", "cancelled", "cancelled",
     ]  # fmt: skip
-    assert queue_info(store).waiting == 1
-    assert [kinds(store, id).count("job.cancelled") for id in (a, b, c, d)] == [1, 1, 0, 1]
+    assert [get(store, id).error_code for id in (a, b, c, d)] == [
+        "dependency_failed", "dependency_cancelled", "dependency_cancelled",
+        "dependency_cancelled",
+    ]  # fmt: skip
+    assert queue_info(store).waiting == 0
+    assert [kinds(store, id).count("job.cancelled") for id in (a, b, c, d)] == [1, 1, 1, 1]
 
 
 def test_a_long_chain_is_cancelled_to_its_end(store: Store) -> None:
@@ -261,36 +267,68 @@ def test_a_long_chain_is_cancelled_to_its_end(store: Store) -> None:
     assert totals(store) == {"dead_letter": 1, "cancelled": 100}
 
 
-def test_a_poisoned_need_cancels_too_and_the_rescue_counts_right(store: Store) -> None:
+def test_a_lost_need_cancels_too_and_the_rescue_counts_right(store: Store) -> None:
     no = worker(store)
     need, harmless = started_job(store, no), started_job(store, no)
     last = put(store, after=(need.id,), after_failed="cancel")
 
     result = rescue(store, no, started=frozenset({need.id}), limit=1)
 
-    assert (result.requeued, result.poisoned) == (1, 1)
+    assert (result.requeued, result.lost) == (1, 1)
     assert get(store, need.id).status == "dead_letter"
     assert get(store, harmless.id).status == "queued"
     assert get(store, last).status == "cancelled"
 
 
 @pytest.mark.parametrize("how", ["cancelled", "discarded"])
-def test_a_need_withdrawn_by_an_operator_cancels_too(store: Store, how: str) -> None:
+def test_a_need_withdrawn_by_an_operator_cancels_whoever_waits(store: Store, how: str) -> None:
+    """It will never complete: whoever waited for it would wait for ever."""
     no = worker(store)
     need = put(store) if how == "cancelled" else ended_job(store, no, Failed(FAILURE))
     patient = put(store, after=(need,), after_failed="wait")
     hasty = put(store, after=(need,), after_failed="cancel")
+    last = put(store, after=(patient,), after_failed="wait")
 
     if how == "cancelled":
         store.cancel([need], actor=OPERATOR, reason="x")
     else:
         store.discard([need], actor=OPERATOR, reason="x")
-    store.settle_dependants()
 
-    assert (get(store, patient).status, get(store, hasty).status) == ("queued", "cancelled")
+    for id in (patient, hasty, last):
+        job = get(store, id)
+        assert (job.status, job.error_code) == ("cancelled", "dependency_cancelled")
+        assert "was cancelled" in str(job.error)
+    assert (queue_info(store).waiting, store.settle_dependants()) == (0, 0)
 
 
-@pytest.mark.parametrize("outcome", DYING, ids=name_of)
+@pytest.mark.parametrize("how", ["cancelled", "discarded"])
+def test_a_job_after_a_cancelled_one_is_refused(store: Store, how: str) -> None:
+    no = worker(store)
+    need = put(store) if how == "cancelled" else ended_job(store, no, Failed(FAILURE))
+    if how == "cancelled":
+        store.cancel([need], actor=OPERATOR, reason="x")
+    else:
+        store.discard([need], actor=OPERATOR, reason="x")
+    before = (totals(store), len(all_events(store)))
+
+    with pytest.raises(JobError, match="was cancelled"):
+        store.enqueue([new(), new(after=(need,)), new(key="k")])
+
+    assert (totals(store), len(all_events(store))) == before
+    assert not store.enqueue([new(key="k")])[0].duplicate
+
+
+def test_the_key_of_a_cancelled_job_as_a_need_is_refused(store: Store) -> None:
+    """Known by its key alone: the job that holds it stands for the one not stored because of it."""
+    need = put(store, key="need")
+    store.cancel([need], actor=OPERATOR, reason="x")
+    again = new(key="need")
+
+    with pytest.raises(JobError, match="was cancelled"):
+        store.enqueue([again, new(after=(again.id,))])
+
+
+@pytest.mark.parametrize("outcome", [Failed(FAILURE), Dead(FAILURE)], ids=name_of)
 def test_the_janitor_cancels_what_came_after_the_death_of_its_need(
     store: Store, outcome: Outcome
 ) -> None:

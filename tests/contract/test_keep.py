@@ -185,7 +185,7 @@ def test_a_replayed_job_has_no_age(store: Store, clock: Clock) -> None:
 def test_a_dead_job_s_steps_go_with_it(store: Store, clock: Clock) -> None:
     no = worker(store)
     job = started_job(store, no, type="report")
-    store.save_step(job.id, job.lease_no, "a", "1")
+    store.save_step(no, (job.id, job.lease_no), "a", "1")
     finish(store, no, job, Failed(FAILURE))
     clock.advance(DAY)
     prune_all(store, ALL)

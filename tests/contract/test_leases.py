@@ -179,7 +179,34 @@ def test_a_retired_or_unknown_worker_cannot_renew(store: Store) -> None:
     store.retire(no)
 
     assert store.renew(no) is None
-    assert store.renew(no + 1000) is None
+    assert store.renew(no._replace(no=no.no + 1000)) is None
+
+
+def test_a_worker_whose_number_another_one_has_cannot_renew(store: Store) -> None:
+    """After a restore, or a failover that lost its row: the number is not the worker."""
+    no = worker(store)
+    before = worker_row(store, no)
+
+    assert store.renew(no._replace(id="host:1:restored")) is None
+
+    assert worker_row(store, no) == before
+
+
+def test_a_worker_whose_number_another_one_has_finishes_nothing(store: Store) -> None:
+    no = worker(store)
+    stranger = no._replace(id="host:1:restored")
+    job = started_job(store, no)
+    before = snapshot(store, job.id)
+
+    assert finish(store, stranger, job, Completed()) == "refused"
+    assert finish(store, stranger, job, Retried(5, FAILURE)) == "refused"
+    assert store.progress(stranger, [(job.id, job.lease_no, "1")]) == [False]
+    assert store.rescue(stranger, 0, started=None, limit=3, reason="gone") is None
+    store.retire(stranger)
+
+    assert snapshot(store, job.id) == before
+    assert finish(store, no, job, Completed()) == "accepted"
+    assert finish(store, stranger, job, Completed()) == "refused"
 
 
 # -- rescue -----------------------------------------------------------------------------------
@@ -245,7 +272,8 @@ def test_rescuing_an_unknown_worker_does_nothing(store: Store) -> None:
     no = worker(store)
     job = started_job(store, no)
 
-    result = store.rescue(no + 1000, 0, started=None, limit=3, reason="gone")
+    unknown = no._replace(no=no.no + 1000)
+    result = store.rescue(unknown, 0, started=None, limit=3, reason="gone")
 
     assert result in (None, Rescue(0, 0))
     assert get(store, job.id).status == "in_progress"
@@ -275,8 +303,8 @@ def test_only_jobs_that_had_started_are_charged(store: Store) -> None:
 
     rescue(store, no, started=frozenset({jobs[0].id, bystander.id}))
 
-    assert [get(store, job.id).crashes for job in jobs] == [1, 0, 0]
-    assert get(store, bystander.id).crashes == 0
+    assert [get(store, job.id).losses for job in jobs] == [1, 0, 0]
+    assert get(store, bystander.id).losses == 0
 
 
 def test_nobody_is_charged_when_nothing_had_started(store: Store) -> None:
@@ -285,7 +313,7 @@ def test_nobody_is_charged_when_nothing_had_started(store: Store) -> None:
 
     rescue(store, no, started=frozenset())
 
-    assert get(store, job.id).crashes == 0
+    assert get(store, job.id).losses == 0
 
 
 def test_all_are_charged_when_nobody_knows_what_had_started(store: Store) -> None:
@@ -295,7 +323,7 @@ def test_all_are_charged_when_nobody_knows_what_had_started(store: Store) -> Non
 
     rescue(store, no, started=None)
 
-    assert [get(store, job.id).crashes for job in jobs] == [1, 1, 1]
+    assert [get(store, job.id).losses for job in jobs] == [1, 1, 1]
 
 
 def test_a_rescue_keeps_the_attempt_and_never_dead_letters_by_attempts(store: Store) -> None:
@@ -308,44 +336,71 @@ def test_a_rescue_keeps_the_attempt_and_never_dead_letters_by_attempts(store: St
         assert (get(store, id).status, get(store, id).attempts) == ("queued", attempt)
 
 
-def test_the_next_run_knows_of_the_crash(store: Store) -> None:
+def test_a_rescue_is_no_crash(store: Store) -> None:
+    """Whatever ended the worker, a pod that was evicted or a machine, says little about its jobs."""
+    no = worker(store)
+    job = started_job(store, no)
+
+    rescue(store, no, started=None)
+
+    assert get(store, job.id).crashes == 0
+    assert claim_one(store, worker(store)).crashes == 0
+
+
+@pytest.mark.parametrize(("losses", "alone"), [(1, False), (2, False), (3, True), (4, True)])
+def test_a_job_runs_alone_from_its_third_loss_on(store: Store, losses: int, alone: bool) -> None:
+    id = put(store)
+    for _ in range(losses):
+        no = worker(store)
+        claim_one(store, no)
+        rescue(store, no, started=None)
+
+    no = worker(store)
+    beside_others = store.claim(no, [("default", 5)])
+    assert beside_others.suspects is alone
+    assert [job.id for job in beside_others.jobs] == ([] if alone else [id])
+    by_itself = store.claim(no, [("default", 5)], suspects=True)
+    assert [job.id for job in by_itself.jobs] == ([id] if alone else [])
+
+
+def test_the_next_run_knows_of_the_loss(store: Store) -> None:
     no = worker(store)
     started_job(store, no)
     rescue(store, no, started=None)
 
-    assert claim_one(store, worker(store)).crashes == 1
+    assert claim_one(store, worker(store)).losses == 1
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-def test_at_the_limit_a_job_is_poison(store: Store, clock: Clock, limit: int) -> None:
+def test_at_the_limit_a_job_is_lost(store: Store, clock: Clock, limit: int) -> None:
     id = put(store)
-    for crash in range(1, limit + 1):
+    for loss in range(1, limit + 1):
         no = worker(store)
         job = claim_one(store, no)
         clock.advance(SECOND)
         result = rescue(store, no, started=frozenset({id}), limit=limit)
-        assert result == (Rescue(0, 1) if crash == limit else Rescue(1, 0))
+        assert result == (Rescue(0, 1) if loss == limit else Rescue(1, 0))
 
     dead = get(store, id)
-    assert (dead.status, dead.error_code, dead.crashes) == ("dead_letter", "poison", limit)
+    assert (dead.status, dead.error_code, dead.losses) == ("dead_letter", "lost", limit)
     assert dead.lease_no > job.lease_no
     assert milliseconds(dead.completed_at) == clock()
     assert dead.lease_owner is None
     assert claim(store, worker(store)) == []
 
 
-def test_a_poisoned_job_does_not_take_its_neighbours_with_it(store: Store) -> None:
-    poison, *others = put_many(store, 3)
+def test_a_lost_job_does_not_take_its_neighbours_with_it(store: Store) -> None:
+    lost, *others = put_many(store, 3)
     no = worker(store)
     claim(store, no)
 
-    assert rescue(store, no, started=frozenset({poison}), limit=1) == Rescue(2, 1)
+    assert rescue(store, no, started=frozenset({lost}), limit=1) == Rescue(2, 1)
 
     assert totals(store) == {"dead_letter": 1, "queued": 2}
-    assert [get(store, id).crashes for id in others] == [0, 0]
+    assert [get(store, id).losses for id in others] == [0, 0]
 
 
-def test_a_job_not_charged_is_not_poisoned_however_often_it_crashed_before(store: Store) -> None:
+def test_a_job_not_charged_is_not_lost_however_often_its_worker_died_before(store: Store) -> None:
     id = put(store)
     for _ in range(2):
         no = worker(store)
@@ -355,7 +410,7 @@ def test_a_job_not_charged_is_not_poisoned_however_often_it_crashed_before(store
     claim_one(store, no)
 
     assert rescue(store, no, started=frozenset(), limit=2) == Rescue(1, 0)
-    assert (get(store, id).status, get(store, id).crashes) == ("queued", 2)
+    assert (get(store, id).status, get(store, id).losses) == ("queued", 2)
 
 
 def test_a_job_asked_to_be_cancelled_is_cancelled_by_the_rescue(store: Store, clock: Clock) -> None:

@@ -18,6 +18,7 @@ from .builders import (
     FAILURE,
     MINUTE,
     OPERATOR,
+    HOUR,
     SECOND,
     Clock,
     claim,
@@ -321,11 +322,24 @@ def test_next_due_looks_at_every_org(store: Store) -> None:
     assert store.next_due(["default"]) == 401 * SECOND
 
 
-def test_next_due_is_zero_when_a_job_is_due(store: Store, clock: Clock) -> None:
-    put(store)
-    clock.advance(SECOND)
+def test_next_due_is_zero_when_the_time_of_a_job_has_come(store: Store, clock: Clock) -> None:
+    put(store, delay_ms=SECOND)
+    clock.advance(2 * SECOND)
 
     assert store.next_due(["default"]) == 0
+
+
+def test_what_a_claim_has_left_is_not_waited_for(store: Store, clock: Clock) -> None:
+    """It is of a type nobody here knows: a worker that asked when it is due would ask for ever."""
+    no, known = worker(store), frozenset({"known"})
+    put(store, type="unknown", delay_ms=SECOND)
+    put(store, type="known", delay_ms=HOUR)
+    clock.advance(2 * SECOND)
+
+    while store.claim(no, [("default", 5)], known).more:
+        pass
+
+    assert store.next_due(["default"]) == HOUR - 2 * SECOND
 
 
 def test_next_due_is_none_when_there_is_nothing_to_wait_for(store: Store) -> None:

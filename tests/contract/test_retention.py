@@ -176,10 +176,10 @@ def test_rows_of_dead_workers_go_and_those_of_living_ones_stay(store: Store, clo
     prune_all(store, keep)
 
     # However long it has not renewed: only a rescue declares a worker dead.
-    assert [row.no for row in store.workers()] == [alive]
+    assert [row.id for row in store.workers()] == [alive.id]
     clock.advance(30 * DAY)
     prune_all(store, keep)
-    assert [row.no for row in store.workers()] == [alive]
+    assert [row.id for row in store.workers()] == [alive.id]
 
 
 def test_a_dead_worker_whose_row_is_gone_stays_dead(store: Store, clock: Clock) -> None:

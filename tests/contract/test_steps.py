@@ -20,7 +20,7 @@ from tenure.outcome import (
     Retried,
     Snoozed,
 )
-from tenure.store import Store
+from tenure.store import Registration, Store
 
 from .builders import (
     FAILURE,
@@ -32,6 +32,7 @@ from .builders import (
     get,
     put,
     rescue,
+    save_step,
     snapshot,
     started_job,
     worker,
@@ -45,26 +46,28 @@ def name_of(value: object) -> str:
 
 
 def test_a_step_is_stored_and_read_back(store: Store) -> None:
-    job = started_job(store, worker(store))
+    no = worker(store)
+    job = started_job(store, no)
 
     assert store.steps(job.id) == {}
-    assert store.save_step(job.id, job.lease_no, "upload", '{"part":7}')
-    assert store.save_step(job.id, job.lease_no, "notify", "null")
+    assert save_step(store, no, job, "upload", '{"part":7}')
+    assert save_step(store, no, job, "notify", "null")
 
     assert store.steps(job.id) == {"upload": '{"part":7}', "notify": "null"}
 
 
 @pytest.mark.parametrize("text", ["null", "0", '""', '"ü\\u2028"', json.dumps("x" * 100_000), "[]"])
 def test_results_come_back_as_they_went_in(store: Store, text: str) -> None:
-    job = started_job(store, worker(store))
-    store.save_step(job.id, job.lease_no, "a step, named 'so'", text)
+    no = worker(store)
+    job = started_job(store, no)
+    save_step(store, no, job, "a step, named 'so'", text)
     assert store.steps(job.id) == {"a step, named 'so'": text}
 
 
 def test_steps_belong_to_their_job(store: Store) -> None:
     no = worker(store)
     one, other = started_job(store, no), started_job(store, no)
-    store.save_step(one.id, one.lease_no, "a", "1")
+    save_step(store, no, one, "a", "1")
 
     assert store.steps(other.id) == {}
     assert store.steps(new_id()) == {}
@@ -75,7 +78,7 @@ def test_a_step_changes_nothing_else_of_the_run(store: Store) -> None:
     job = started_job(store, no)
     before = snapshot(store, job.id)
 
-    store.save_step(job.id, job.lease_no, "a", "1")
+    save_step(store, no, job, "a", "1")
 
     assert snapshot(store, job.id) == before
     assert finish(store, no, job, Completed()) == "accepted"
@@ -84,23 +87,25 @@ def test_a_step_changes_nothing_else_of_the_run(store: Store) -> None:
 # -- the fence --------------------------------------------------------------------------------
 
 
-def rescued(store: Store, no: int, job: ClaimedJob) -> None:
+def rescued(store: Store, no: Registration, job: ClaimedJob) -> None:
     rescue(store, no)
 
 
-def rescued_and_run_again(store: Store, no: int, job: ClaimedJob) -> None:
+def rescued_and_run_again(store: Store, no: Registration, job: ClaimedJob) -> None:
     rescue(store, no)
     assert claim_one(store, worker(store)).id == job.id
 
 
-def ended_by(outcome: Outcome) -> Callable[[Store, int, ClaimedJob], None]:
-    def end(store: Store, no: int, job: ClaimedJob) -> None:
+def ended_by(outcome: Outcome) -> Callable[[Store, Registration, ClaimedJob], None]:
+    def end(store: Store, no: Registration, job: ClaimedJob) -> None:
         assert finish(store, no, job, outcome) == "accepted"
 
     return end
 
 
-def released_and_claimed_by_the_same_worker(store: Store, no: int, job: ClaimedJob) -> None:
+def released_and_claimed_by_the_same_worker(
+    store: Store, no: Registration, job: ClaimedJob
+) -> None:
     finish(store, no, job, Released("given back"))
     assert claim_one(store, no).id == job.id
 
@@ -117,14 +122,14 @@ WAYS = {
 
 @pytest.mark.parametrize("lose", WAYS.values(), ids=WAYS)
 def test_without_its_lease_a_run_saves_no_step(
-    store: Store, lose: Callable[[Store, int, ClaimedJob], None]
+    store: Store, lose: Callable[[Store, Registration, ClaimedJob], None]
 ) -> None:
     no = worker(store)
     job = started_job(store, no)
     lose(store, no, job)
     before = snapshot(store, job.id)
 
-    assert not store.save_step(job.id, job.lease_no, "late", "1")
+    assert not save_step(store, no, job, "late", "1")
 
     assert store.steps(job.id) == {}
     assert snapshot(store, job.id) == before
@@ -134,26 +139,28 @@ def test_a_stale_step_does_not_replace_the_one_of_the_present_run(store: Store) 
     no = worker(store)
     zombie = started_job(store, no)
     rescue(store, no)
-    present = claim_one(store, worker(store))
-    assert store.save_step(present.id, present.lease_no, "a", '"present"')
+    other = worker(store)
+    present = claim_one(store, other)
+    assert save_step(store, other, present, "a", '"present"')
 
-    assert not store.save_step(zombie.id, zombie.lease_no, "a", '"zombie"')
+    assert not save_step(store, no, zombie, "a", '"zombie"')
 
     assert store.steps(present.id) == {"a": '"present"'}
 
 
 @pytest.mark.parametrize("off_by", [-1, 1])
 def test_a_number_that_was_not_granted_saves_nothing(store: Store, off_by: int) -> None:
-    job = started_job(store, worker(store))
-    assert not store.save_step(job.id, job.lease_no + off_by, "a", "1")
+    no = worker(store)
+    job = started_job(store, no)
+    assert not store.save_step(no, (job.id, job.lease_no + off_by), "a", "1")
     assert store.steps(job.id) == {}
 
 
 def test_no_step_without_a_run(store: Store) -> None:
-    queued = put(store)
+    no, queued = worker(store), put(store)
     for lease_no in (0, 1):
-        assert not store.save_step(queued, lease_no, "a", "1")
-        assert not store.save_step(new_id(), lease_no, "a", "1")
+        assert not store.save_step(no, (queued, lease_no), "a", "1")
+        assert not store.save_step(no, (new_id(), lease_no), "a", "1")
     assert store.steps(queued) == {}
 
 
@@ -164,21 +171,21 @@ def test_no_step_without_a_run(store: Store) -> None:
 def test_steps_outlive_a_run_that_goes_back_to_the_queue(store: Store, outcome: Outcome) -> None:
     no = worker(store)
     job = started_job(store, no)
-    store.save_step(job.id, job.lease_no, "a", "1")
+    save_step(store, no, job, "a", "1")
     finish(store, no, job, outcome)
 
     again = claim_one(store, no)
 
     assert again.id == job.id
     assert store.steps(job.id) == {"a": "1"}
-    assert store.save_step(again.id, again.lease_no, "b", "2")
+    assert save_step(store, no, again, "b", "2")
     assert store.steps(job.id) == {"a": "1", "b": "2"}
 
 
 def test_steps_outlive_a_rescue(store: Store) -> None:
     no = worker(store)
     job = started_job(store, no)
-    store.save_step(job.id, job.lease_no, "a", "1")
+    save_step(store, no, job, "a", "1")
     rescue(store, no, started=None)
 
     assert store.steps(job.id) == {"a": "1"}
@@ -192,7 +199,7 @@ def test_a_plain_replay_keeps_steps_and_an_edited_one_clears_them(
 ) -> None:
     no = worker(store)
     job = started_job(store, no, payload='{"n":1}')
-    store.save_step(job.id, job.lease_no, "a", "1")
+    save_step(store, no, job, "a", "1")
     finish(store, no, job, outcome)
     assert store.steps(job.id) == {"a": "1"}
 
@@ -209,7 +216,7 @@ def test_an_edited_replay_clears_the_steps_of_no_other_job(store: Store) -> None
     no = worker(store)
     one, other = started_job(store, no), started_job(store, no)
     for job in (one, other):
-        store.save_step(job.id, job.lease_no, "a", "1")
+        save_step(store, no, job, "a", "1")
         finish(store, no, job, Failed(FAILURE))
 
     store.replay([one.id], actor=OPERATOR, payload="{}")
@@ -218,8 +225,9 @@ def test_an_edited_replay_clears_the_steps_of_no_other_job(store: Store) -> None
 
 
 def test_a_replay_that_is_not_allowed_clears_nothing(store: Store) -> None:
-    job = started_job(store, worker(store))
-    store.save_step(job.id, job.lease_no, "a", "1")
+    no = worker(store)
+    job = started_job(store, no)
+    save_step(store, no, job, "a", "1")
 
     assert store.replay([job.id], actor=OPERATOR, payload="{}") == {job.id: "in_progress"}
 
@@ -231,7 +239,7 @@ def test_steps_go_when_the_job_is_over(store: Store, outcome: Outcome) -> None:
     no = worker(store)
     job, other = started_job(store, no), started_job(store, no)
     for each in (job, other):
-        store.save_step(each.id, each.lease_no, "a", "1")
+        save_step(store, no, each, "a", "1")
 
     finish(store, no, job, outcome)
 
@@ -243,7 +251,7 @@ def test_steps_go_with_a_cancelled_and_with_a_discarded_job(store: Store) -> Non
     no = worker(store)
     cancelled, discarded = started_job(store, no), started_job(store, no)
     for job, outcome in ((cancelled, Retried(60, FAILURE)), (discarded, Failed(FAILURE))):
-        store.save_step(job.id, job.lease_no, "a", "1")
+        save_step(store, no, job, "a", "1")
         finish(store, no, job, outcome)
 
     store.cancel([cancelled.id], actor=OPERATOR, reason="x")
@@ -262,8 +270,32 @@ def test_a_step_forgets_the_crashes_before_it(store: Store) -> None:
         finish(store, no, job, Crashed("its process died", 3))
         job = claim_one(store, no)
         assert job.crashes == 1
-        assert store.save_step(job.id, job.lease_no, f"step {number}", "1")
+        assert save_step(store, no, job, f"step {number}", "1")
         assert get(store, job.id).crashes == 0
+
+
+def test_a_step_forgets_the_losses_before_it(store: Store) -> None:
+    no = worker(store)
+    started_job(store, no)
+    rescue(store, no, started=None)
+    no = worker(store)
+    job = claim_one(store, no)
+    assert job.losses == 1
+
+    assert save_step(store, no, job, "a", "1")
+
+    assert get(store, job.id).losses == 0
+
+
+def test_the_number_of_another_worker_saves_nothing(store: Store) -> None:
+    """After a restore a worker may find its number given to another one, with the same job under
+    the same lease_no."""
+    no = worker(store)
+    job = started_job(store, no)
+
+    assert not save_step(store, no._replace(id="host:1:restored"), job, "a", "1")
+
+    assert store.steps(job.id) == {}
 
 
 def test_a_step_of_another_job_forgives_nothing(store: Store) -> None:
@@ -272,7 +304,7 @@ def test_a_step_of_another_job_forgives_nothing(store: Store) -> None:
     finish(store, no, suspect, Crashed("its process died", 3))
     suspect, other = claim_one(store, no), started_job(store, no)
 
-    store.save_step(other.id, other.lease_no, "a", "1")
+    save_step(store, no, other, "a", "1")
 
     assert get(store, suspect.id).crashes == 1
 
@@ -282,11 +314,13 @@ def test_a_stale_step_forgives_nothing(store: Store) -> None:
     job = started_job(store, no)
     finish(store, no, job, Crashed("its process died", 3))
 
-    assert not store.save_step(job.id, job.lease_no, "late", "1")
+    assert not save_step(store, no, job, "late", "1")
 
     assert get(store, job.id).crashes == 1
 
 
 def test_now_ms_is_taken(store: Store, clock: Clock) -> None:
-    job = started_job(store, worker(store))
-    assert store.save_step(job.id, job.lease_no, "a", "1", now_ms=clock() + SECOND)
+    no = worker(store)
+    job = started_job(store, no)
+    run = (job.id, job.lease_no)
+    assert store.save_step(no, run, "a", "1", now_ms=clock() + SECOND)

@@ -260,7 +260,7 @@ def test_a_lease_cannot_be_lost_inside_the_block(
         thread.join(0.2)
         assert rescued == []
     thread.join(LONG)
-    assert (rescued[0].requeued, rescued[0].poisoned) == (0, 0)
+    assert (rescued[0].requeued, rescued[0].lost) == (0, 0)
     assert get(store, job.id).status == "completed"
     assert entries() == ["a"]
 

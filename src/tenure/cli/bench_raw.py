@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tenure.app import App
     from tenure.cli.bench_place import Tell
     from tenure.job import ClaimedJob
-    from tenure.store import Store
+    from tenure.store import Registration, Store
 
 BATCH = 1000  # rows of a bulk insert
 CLAIM = 500  # rows of a claim and of a finish
@@ -73,7 +73,7 @@ def enqueue_in_batches(app: App, task: Any, count: int, tell: Tell) -> float:
     return rate(count, began)
 
 
-def register(store: Store) -> int:
+def register(store: Store) -> Registration:
     from tenure.engine import host
 
     return store.register(host.identify(host.new_worker_id(), 600.0, {"name": "bench"}))
@@ -109,7 +109,7 @@ def claim_cost(store: Store, most: int) -> Seconds:
     return statistics.median(taken)
 
 
-def _timed_claims(store: Store, worker: int, most: int) -> Iterator[Seconds]:
+def _timed_claims(store: Store, worker: Registration, most: int) -> Iterator[Seconds]:
     from tenure.outcome import Ended, Released
 
     for _ in range(CLAIMS_TIMED):

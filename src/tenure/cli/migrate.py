@@ -82,6 +82,8 @@ def pending(app: App) -> list[Migration]:
 
 
 def _print_sqlite(migrations: list[Migration], args: argparse.Namespace) -> None:
+    from tenure import sql
+
     if args.json:
         for migration in migrations:
             output.say_json(migration._asdict())
@@ -90,10 +92,10 @@ def _print_sqlite(migrations: list[Migration], args: argparse.Namespace) -> None
         output.say(NOTHING)
         return
     output.say("PRAGMA journal_mode=WAL;")
-    for version, name, text in migrations:
-        output.say(f"\n-- migration {version:04d}_{name}\nBEGIN IMMEDIATE;\n{text.rstrip()}")
-        stamp = f"({version}, '{name}', unixepoch() * 1000)"
-        output.say(f"INSERT INTO tenure_migrations VALUES {stamp};\nCOMMIT;")  # noqa: S608  ours
+    for migration in migrations:
+        title = f"-- migration {migration.version:04d}_{migration.name}"
+        output.say(f"\n{title}\nBEGIN IMMEDIATE;\n{migration.text.rstrip()}")
+        output.say(f"{sql.stamp(migration).replace(':now', 'unixepoch() * 1000')};\nCOMMIT;")
 
 
 # ------------------------------------------------------------------------------- PostgreSQL

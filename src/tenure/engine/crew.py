@@ -14,6 +14,7 @@ from typing import Protocol
 from tenure.engine.board import Board, board_path
 from tenure.engine.wire import Assignment, Cancel, FromChild, Pipe, Run, Stop, ToChild
 from tenure.job import ClaimedJob
+from tenure.store import Registration
 
 AHEAD_SECONDS = 0.05  # claim ahead what the child empties in this time, at its measured rate
 MOST_AHEAD = 1500  # a batch of this size holds SQLite's only write lock for about 15 ms
@@ -67,7 +68,7 @@ class Child:
         ahead = 0 if self.solo else min(int(self._rate * AHEAD_SECONDS), self.most_ahead)
         return max(0, self.concurrency + ahead - len(self.holds))
 
-    def hand(self, jobs: list[ClaimedJob], worker: int) -> bool:
+    def hand(self, jobs: list[ClaimedJob], worker: Registration) -> bool:
         """Give it jobs to run; False when it is gone and holds nothing any more."""
         assignments = []
         with self._lock:

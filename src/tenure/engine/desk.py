@@ -21,6 +21,7 @@ from tenure.engine.client import Client
 from tenure.errors import ConfigError, LeaseLost, StoreError
 from tenure.job import ClaimedJob
 from tenure.outcome import Completed, Ended
+from tenure.store import Registration
 from tenure.task import Task
 
 log = logging.getLogger("tenure.job")
@@ -44,7 +45,7 @@ class Employer(Protocol):
 class Desk:
     def __init__(self, app: Employer) -> None:
         self._app = app
-        self.worker = 0  # the store's number for the worker we run under
+        self.worker = Registration(0, "")  # whom we run under, as the store knows it
         self.tasks: Mapping[str, Task[..., Any]] = app.tasks
         self.cancel_grace = app.settings.cancel_grace_seconds
 
@@ -53,7 +54,8 @@ class Desk:
         return self._app.client.store.steps(job.id)
 
     def save_step(self, job: ClaimedJob, name: str, result: str) -> bool:
-        return self._app.client.store.save_step(job.id, job.lease_no, name, result)
+        run = (job.id, job.lease_no)
+        return self._app.client.store.save_step(self.worker, run, name, result)
 
     def results(self, job: ClaimedJob) -> dict[str, tuple[str, Any]]:
         return self._app.client.store.results(job.id)
@@ -102,8 +104,7 @@ class Desk:
 
     def _committed(self, job: ClaimedJob) -> bool:
         """The reply to a COMMIT may be lost although it happened: (id, lease_no) tells."""
-        found = self._app.client.store.get(job.id)
-        return found is not None and found.status == "completed" and found.lease_no == job.lease_no
+        return self._app.client.store.settled(job.id, job.lease_no)
 
     async def in_thread(self, call: Callable[..., Any], *args: Any) -> Any:
         return await self._app.client.in_thread(call, *args)

@@ -13,7 +13,7 @@ from collections import Counter
 
 from tenure.errors import StoreBusy, StoreError
 from tenure.outcome import Completed, Ended
-from tenure.store import Accepted, Store
+from tenure.store import Accepted, Registration, Store
 
 log = logging.getLogger("tenure.worker")
 MOST = 2000
@@ -59,7 +59,7 @@ class Finisher:
         """Claiming more would only make it worse."""
         return len(self._ended) > BEHIND
 
-    def flush(self, worker: int) -> list[tuple[str, int]]:
+    def flush(self, worker: Registration) -> list[tuple[str, int]]:
         """Write one batch; the runs (id, lease_no) whose lease is gone. Raises StoreError with
         nothing lost."""
         with self._lock:
@@ -79,12 +79,14 @@ class Finisher:
         self._failures = 0
         return lost
 
-    def _write_progress(self, worker: int, progress: dict[str, Progress]) -> list[tuple[str, int]]:
+    def _write_progress(
+        self, worker: Registration, progress: dict[str, Progress]
+    ) -> list[tuple[str, int]]:
         reports = list(progress.values())
         kept = self._store.progress(worker, reports)
         return [report[:2] for report, ok in zip(reports, kept, strict=True) if not ok]
 
-    def _write_ended(self, worker: int, ended: list[Ended]) -> list[tuple[str, int]]:
+    def _write_ended(self, worker: Registration, ended: list[Ended]) -> list[tuple[str, int]]:
         settled = sum(map(_settled, ended))
         if settled:
             self.counts["completed"] += settled
@@ -104,7 +106,7 @@ class Finisher:
             log.warning("%d finishes refused, their leases are gone: nothing changed", len(refused))
         return refused
 
-    def _write_one_by_one(self, worker: int, ended: list[Ended]) -> list[Accepted]:
+    def _write_one_by_one(self, worker: Registration, ended: list[Ended]) -> list[Accepted]:
         """A row that fails alone too is kept for later, and does not hold up the others: the store
         does not take it, or somebody holds a lock on its job. Two locks in a row are no chance."""
         verdicts: list[Accepted] = []

@@ -18,7 +18,7 @@ from tenure.engine import host
 from tenure.engine.board import remove_boards, remove_forgotten_boards, started_in
 from tenure.errors import StoreError
 from tenure.policy import Keep
-from tenure.store import Prune, Store, WorkerInfo
+from tenure.store import Prune, Registration, Store, WorkerInfo
 
 log = logging.getLogger("tenure.worker")
 PRUNE_EVERY = 60.0
@@ -45,11 +45,11 @@ class Janitor:
     def _longest_gap(self) -> float:
         return self._settings.lease_renew_seconds * 1.5
 
-    def look(self, own: int) -> int:
+    def look(self, own: Registration) -> int:
         """One pass; how many jobs were put back."""
         put_back = 0
         for worker in self._store.workers(count=False):
-            if worker.no == own or worker.dead_at is not None:
+            if worker.id == own.id or worker.dead_at is not None:
                 self._seen.pop(worker.no, None)
                 continue
             if host.is_gone(worker):
@@ -73,10 +73,10 @@ class Janitor:
     def _rescue(self, worker: WorkerInfo, reason: str, patience: float | None) -> int:
         started = started_in(worker.id) if host.same_place(worker) else None
         done = self._store.rescue(
-            worker.no,
+            Registration(worker.no, worker.id),
             worker.beat,
             started=started,
-            limit=self._settings.crash_limit,
+            limit=self._settings.loss_limit,
             reason=reason,
             patience=patience,
         )
@@ -86,8 +86,8 @@ class Janitor:
         if host.same_place(worker):
             remove_boards(worker.id)
         log.warning(
-            "worker %s is dead (%s): %d jobs put back, %d poisonous ones set aside",
-            worker.id, reason, done.requeued, done.poisoned,
+            "worker %s is dead (%s): %d jobs put back, %d that have lost too many set aside",
+            worker.id, reason, done.requeued, done.lost,
         )  # fmt: skip
         return done.requeued
 

@@ -5,11 +5,12 @@ hand it out, sleep until a hint or a poke. Where the store can do two things at 
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tenure import outcome, policy
 from tenure.config import Settings
@@ -32,6 +33,7 @@ GATHER_SECONDS = 0.02
 STOPPED_PAUSE = 1.0  # nothing is claimed any more: only a poke has work for us
 NAMES_SECONDS = 1.0  # a busy worker learns of new queues this often
 REPORT_UNKNOWN_EVERY = 60.0
+SUSPECTS_SECONDS = 1.0  # those we could not take are of types nobody here knows: ask seldom
 CALM_SECONDS, ASK_SECONDS = 0.02, 0.25  # after a hint, until cancel requests are asked for
 
 
@@ -69,8 +71,9 @@ class Pump:
         self._names: dict[str, bool] = {}  # queue -> paused, as last seen
         self._named = float("-inf")
         self._learned = False  # the names, in this turn
+        self._suspects_in_vain = float("-inf")  # when we asked for some and got none
         self.types: frozenset[str] = frozenset()
-        self.alone: frozenset[str] = frozenset()
+        self.alone: frozenset[str] = frozenset()  # those of them that run in a process of their own
         self.finisher = Finisher(store)
         self.claiming = True
         self.busy = False  # a claim is on its way, or what it brought on its way to the children
@@ -174,41 +177,67 @@ class Pump:
             free = min(free, self._plan.max_jobs - self._handed)
             if self._handed >= self._plan.max_jobs:
                 self._stop_claiming()
-        if free <= 0 or self._enough_alone():
+        if free <= 0 or self._suspect_is_next():
             return 0
-        jobs = self._claim(free)
+        jobs, suspects = self._claim(free)
+        if suspects:
+            jobs += self._claim_suspects(free - len(jobs))
         self._handed += len(jobs)
-        alone = [job for job in jobs if job.crashes or job.type in self.alone]
-        if alone:  # suspects, and tasks that asked for a process of their own
+        alone = [job for job in jobs if self._runs_alone(job)]
+        if alone:
             self._roster.alone.extend(alone)
             self._on_alone()
-            jobs = [job for job in jobs if not (job.crashes or job.type in self.alone)]
+            jobs = [job for job in jobs if not self._runs_alone(job)]
         self._hand_out(jobs, rooms)
         return len(jobs) + len(alone)
 
     def _half_full(self, free: int) -> bool:
         return free < ENOUGH and free < self._roster.crowd() and self._loaded()
 
-    def _enough_alone(self) -> bool:
-        """What waits here to run alone is out of other workers' reach: claim no more then. Many
-        suspects at once are the rest of one crash, and healthy jobs must not wait for them."""
-        waiting = list(self._roster.alone)
-        if self._roster.embedded:
-            return bool(waiting)
-        suspects = sum(job.crashes > 0 for job in waiting)
-        return suspects > self._plan.concurrency or len(waiting) - suspects > 2 * self._plan.solos
+    # -- jobs that run alone ------------------------------------------------------------------
+    def _runs_alone(self, job: ClaimedJob) -> bool:
+        return job.type in self.alone or policy.suspect(job.crashes, job.losses)
 
-    def _claim(self, free: int) -> list[ClaimedJob]:
-        """Turns between queues by weight first; then what they left, to whoever has more."""
+    def _suspect_is_next(self) -> bool:
+        """An embedded worker has no process to give to a suspect: it runs when nothing else does,
+        and until then nothing else is claimed."""
+        return self._roster.embedded is not None and bool(self._roster.alone)
+
+    def _room_alone(self) -> int:
+        """How many more may wait here to run alone: out of other workers' reach, so only a few."""
+        if self._roster.embedded is not None:
+            return 1
+        return 2 * self._plan.solos - len(self._roster.alone)
+
+    def _claim_suspects(self, free: int) -> list[ClaimedJob]:
+        """They are claimed by themselves, so healthy jobs never stand behind them."""
+        now = time.monotonic()
+        most = min(free, self._room_alone())
+        if not self._plan.drain and now - self._suspects_in_vain < SUSPECTS_SECONDS:
+            return []
+        wants = [(name, min(most, cap)) for name, cap in self._caps().items() if cap]
+        if most <= 0 or not wants:
+            return []
+        worker = self._roster.worker
+        jobs = self._store.claim(worker, wants, self.types, suspects=True, limit=most).jobs
+        if not jobs:
+            self._suspects_in_vain = now
+        return jobs
+
+    # -- turns between queues -----------------------------------------------------------------
+
+    def _claim(self, free: int) -> tuple[list[ClaimedJob], bool]:
+        """Turns between queues by weight first; then what they left, to whoever has more. And
+        whether there are suspects."""
         caps = self._caps()
         weights = {name: policy.QUEUE_WEIGHTS.get(name, 1.0) for name, cap in caps.items() if cap}
         if not weights:
-            return []
+            return [], False
         turns = policy.shares(free, weights, self._credit)
         wants = [(name, min(turn, caps[name])) for name, turn in turns.items() if turn]
-        jobs = self._take(wants, free)
+        jobs, suspects = self._take(wants, free)
         if len(jobs) == free:
-            return _in_turn(jobs)
+            return _in_turn(jobs), suspects
         got = dict.fromkeys(caps, 0)
         for job in jobs:
             got[job.queue] += 1
@@ -218,15 +247,21 @@ class Pump:
         ]
         if others:
             others.sort(key=lambda want: -self._credit.get(want[0], 0.0))
-            jobs += self._take(others, free - len(jobs))
-        return _in_turn(jobs)
+            more, found = self._take(others, free - len(jobs))
+            jobs, suspects = jobs + more, suspects or found
+        return _in_turn(jobs), suspects
 
-    def _take(self, wants: list[tuple[str, int]], limit: int) -> list[ClaimedJob]:
-        claim = self._store.claim(self._roster.worker, wants, self.types, limit=limit)
+    def _take(self, wants: list[tuple[str, int]], limit: int) -> tuple[list[ClaimedJob], bool]:
+        types = self.types if self._room_alone() > 0 else self._together
+        claim = self._store.claim(self._roster.worker, wants, types, limit=limit)
         self._complain(claim.unknown)
-        # Orgs not looked at yet, or foreign jobs moved out of the way: there may be more behind.
-        self._look_again = self._look_again or claim.more or bool(claim.unknown)
-        return claim.jobs
+        self._look_again = self._look_again or claim.more
+        return claim.jobs, claim.suspects
+
+    @functools.cached_property
+    def _together(self) -> frozenset[str]:
+        """The types that run beside others, for a worker that has enough of the rest."""
+        return self.types - self.alone
 
     def _caps(self) -> dict[str, int]:
         """The queues to look at now, with how many more of each may run here. One who has nothing
@@ -266,13 +301,15 @@ class Pump:
                 for job in batch:
                     self.end(job, outcome.Released("its process ended before it started"))
 
-    def _complain(self, unknown: dict[str, int]) -> None:
+    def _complain(self, unknown: Mapping[str, int]) -> None:
         for type_, count in unknown.items():
+            if type_ in self.types:
+                continue
             if time.monotonic() - self._unknown.get(type_, -60.0) < REPORT_UNKNOWN_EVERY:
                 continue
             self._unknown[type_] = time.monotonic()
             log.warning(
-                "%d jobs of type %r put back for later: this worker does not know the type. "
+                "%d jobs of type %r passed over: this worker does not know the type. "
                 "Start a worker whose app has the task, or cancel them.",
                 count,
                 type_,
@@ -313,7 +350,7 @@ class Pump:
         healthy = self._wakeup.healthy()
         poll = self._settings.hint_poll_interval_ms if healthy else self._settings.poll_interval_ms
         free = sum(self._roster.rooms().values())
-        if free == 0 or self._half_full(free) or self._enough_alone():
+        if free == 0 or self._half_full(free) or self._suspect_is_next():
             return poll / 1000  # whatever ends pokes us
         due = self._store.next_due([name for name, cap in self._caps().items() if cap])
         return (poll if due is None else min(poll, max(due, 1))) / 1000
@@ -350,11 +387,7 @@ class Pump:
                 add("in paused queues", 0 if info.paused_at is None else info.ready)
             add("waiting for other jobs", info.waiting)
             add("running elsewhere", info.running)
-        unknown = sum(self._store.unknown_types(self.types).values())
-        if unknown:
-            later = left.pop("due later", 0) - unknown  # that is where the claim has put them
-            add("due later", max(0, later))
-            add("of unknown type", unknown)
+        add("of unknown type", sum(self._store.unknown_types(self.types).values()))
         return left
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from tenure.engine.roster import Roster
 from tenure.errors import StoreError
 from tenure.outcome import Ended, Released
-from tenure.store import Store
+from tenure.store import Registration, Store
 
 log = logging.getLogger("tenure.worker")
 RETRY_SECONDS = 1.0
@@ -24,7 +24,7 @@ class Renewal:
         roster: Roster,
         *,
         on_renewed: Callable[[float], None],
-        on_declared_dead: Callable[[int], None],
+        on_declared_dead: Callable[[Registration], None],
         give_back: Callable[[list[Ended]], None],
         unwritten: Callable[[], set[str]],
         claims: Callable[[], tuple[int, bool]],

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 
 from tenure.engine.crew import Child
 from tenure.job import ClaimedJob
+from tenure.store import Registration
 
 
 class Roster:
     def __init__(self) -> None:
-        self.worker = 0  # the store's number for us
-        self.worker_id = ""
+        self.worker = Registration(0, "")  # who we are to the store
         self.children: list[Child] = []
         self.alone: deque[ClaimedJob] = deque()  # claimed, to run alone, not yet handed out
         self.unwanted: dict[tuple[str, int], str] = {}  # (id, lease_no) -> reason: of `alone`

@@ -33,7 +33,7 @@ from tenure.engine.roster import Roster
 from tenure.engine.wire import FromChild, Hello, Refused, Report
 from tenure.errors import StoreError
 from tenure.job import ClaimedJob
-from tenure.store import Store
+from tenure.store import Registration, Store
 from tenure.wakeup import Wakeup
 
 log = logging.getLogger("tenure.worker")
@@ -77,7 +77,7 @@ class Supervisor:
             settings.lease_renew_seconds,
             self._roster,
             on_renewed=self._janitor.wrote,
-            on_declared_dead=lambda number: self._events.put(("declared-dead", number)),
+            on_declared_dead=lambda worker: self._events.put(("declared-dead", worker)),
             give_back=self._give_back,
             unwritten=self._pump.finisher.holds,
             claims=lambda: (self._pump.turns, self._pump.busy),
@@ -89,7 +89,7 @@ class Supervisor:
 
     @property
     def worker_id(self) -> str:
-        return self._roster.worker_id
+        return self._roster.worker.id
 
     def learn(self, hello: Hello) -> None:
         """What the app is, as its first child tells it."""
@@ -112,7 +112,6 @@ class Supervisor:
             },
         )
         self._roster.worker = self._store.register(info)
-        self._roster.worker_id = info.id
 
     # -- the crew's thread --------------------------------------------------------------------
     def run(self, start: Starter, first: Sequence[Child]) -> Summary:
@@ -294,10 +293,10 @@ class Supervisor:
         while self._roster.alone:
             self._pump.end(self._roster.alone.popleft(), outcome.Released(why))
 
-    def _start_over(self, number: int) -> None:
+    def _start_over(self, worker: Registration) -> None:
         """Another worker declared us dead and has our jobs: drop everything, begin anew. What our
         children still report is sent all the same: the store refuses it, and it is counted."""
-        if number != self._roster.worker:
+        if worker != self._roster.worker:
             return
         log.warning("worker %s was declared dead; starting over under a new id", self.worker_id)
         try:

@@ -20,6 +20,7 @@ from tenure.job import ClaimedJob
 from tenure.outcome import Ended
 from tenure.policy import Keep
 from tenure.record import Record
+from tenure.store import Registration
 
 log = logging.getLogger("tenure.worker")
 
@@ -47,7 +48,7 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
 
 class Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
     jobs: list[Assignment]
-    worker: int  # the store's number for us: what a transaction finishes under
+    worker: Registration  # who we are to the store: what a transaction finishes under
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):

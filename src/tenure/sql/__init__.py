@@ -19,6 +19,10 @@ _SCHEMA += r"|(?<=\bsearch_path = )tenure\b|(?<=\bsearch_path TO )tenure\b"
 
 
 _NAME = re.compile(r":(\w+)")
+FUNCTIONS = (
+    "earlier", "ids", "enqueue", "claim", "finish", "waiting", "leases", "operators", "upkeep",
+    "older_programs",
+)  # fmt: skip
 
 
 class Numbered(NamedTuple):
@@ -53,8 +57,24 @@ def schema(dialect: str) -> str:
     return _read(dialect, "schema.sql")
 
 
-def functions(dialect: str) -> str:
-    return _read(dialect, "functions.sql")
+def functions(*parts: str) -> str:
+    """What changes anything on PostgreSQL, in the order of store.py; or some parts of it."""
+    return "\n".join(_read("postgres", "functions", f"{part}.sql") for part in parts or FUNCTIONS)
+
+
+def view_and_functions_of_version_1() -> str:
+    """As 0001_initial made them, for whoever takes 0002 back."""
+    (first, *_later) = migrations("postgres")
+    return first.text[first.text.index("CREATE VIEW tenure.job_queue") :]
+
+
+def online(dialect: str, migration: Migration) -> list[str]:
+    """The statements that can be run before a migration while everybody works; mostly none."""
+    name = f"{migration.version:04d}_{migration.name}.online.sql"
+    if not os.path.exists(os.path.join(_HERE, dialect, "migrations", name)):
+        return []
+    text = re.sub(r"^--.*\n", "", _read(dialect, "migrations", name), flags=re.MULTILINE)
+    return [statement.strip() for statement in text.split(";") if statement.strip()]
 
 
 def migrations(dialect: str) -> list[Migration]:
@@ -64,6 +84,24 @@ def migrations(dialect: str) -> list[Migration]:
 def reversals(dialect: str) -> list[Migration]:
     """What takes each migration back (`0001_initial.down.sql`), in the order of their numbers."""
     return _migrations(dialect, r"(\d{4})_(\w+)\.down\.sql")
+
+
+def compatible_from(migration: Migration) -> int:
+    """The oldest program that works with what it makes; without a line about it, its own."""
+    match = re.search(r"^-- compatible from: (\d+)", migration.text, re.MULTILINE)
+    return int(match[1]) if match else migration.version
+
+
+def stamp(migration: Migration) -> str:
+    """What says in an SQLite file that a migration ran, `:now`. The first one has a table of its
+    own for that."""
+    version, name = migration.version, migration.name
+    if version == 1:
+        return f"INSERT INTO tenure_migrations VALUES (1, '{name}', :now)"  # noqa: S608  ours
+    return (
+        "INSERT INTO tenure_migrations (version, name, compatible_from, applied_at) "  # noqa: S608
+        f"VALUES ({version}, '{name}', {compatible_from(migration)}, :now)"
+    )
 
 
 def with_schema(text: str, schema: str) -> str:

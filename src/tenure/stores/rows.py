@@ -29,7 +29,7 @@ def job_from(row: tuple[Any, ...]) -> Job:
         attempts, max_attempts, crashes, lease_no, lease_owner, lease_until, scheduled_at,
         created_at, updated_at, started_at, completed_at, timeout_ms, org, project, actor_type,
         actor_id, request_id, correlation_id, traceparent, key, progress, parent, cancel_at,
-        error_place, after,
+        error_place, losses, asked_at, death, traceback, after,
     ) = row  # fmt: skip
     return Job(
         id=id,
@@ -66,6 +66,10 @@ def job_from(row: tuple[Any, ...]) -> Job:
         after=tuple(after),
         cancel_requested=cancel_at is not None,
         error_place=error_place,
+        losses=losses,
+        scheduled_for=moment(asked_at),
+        death=death,
+        traceback=traceback,
     )
 
 
@@ -129,7 +133,7 @@ def queues_from(
             oldest[queue] = now - first
     paused = {name: rest for name, *rest in switches}
     return [
-        QueueInfo._make((name, *counts[name], oldest.get(name), *paused.get(name, [None] * 3)))
+        QueueInfo._make((name, *counts[name], oldest.get(name), *paused.get(name, [None] * 3), ()))
         for name in sorted(counts)
     ]
 
@@ -186,7 +190,8 @@ class FinishRow(NamedTuple):
     error_place: str | None = None
     delay_ms: int | None = None  # None keeps the job's place in the queue
     refund: int = 0  # attempts given back
-    crash_limit: int | None = None  # charged a crash; at the limit a dead letter
+    crash_limit: int | None = None  # charged a crash; at the limit a dead letter, poison
+    loss_limit: int | None = None  # charged a loss; at the limit a dead letter, lost
 
 
 def finish_row(end: outcome.Ended) -> tuple[object, ...]:
@@ -212,7 +217,8 @@ def finish_row(end: outcome.Ended) -> tuple[object, ...]:
             row = FinishRow(id, lease_no, lasted, "released", "queued", "job.released")
             return row._replace(delay_ms=int(delay * 1000) or None, refund=1)
         case outcome.Crashed(reason=reason, limit=limit):
-            return rescue_row(id, lease_no, "crashed", reason, limit)
+            row = FinishRow(id, lease_no, lasted, "crashed", "queued", "job.rescued")
+            return row._replace(error=reason, error_code="crashed", crash_limit=limit)
         case _:
             assert_never(how)
 
@@ -221,9 +227,16 @@ def _failed(row: FinishRow, why: outcome.Failure) -> FinishRow:
     return row._replace(error=why.message, error_code=why.code, error_place=why.place)
 
 
-def rescue_row(id: str, lease_no: int, how: str, reason: str, crash_limit: int | None) -> FinishRow:
-    """Back to the queue after a death; charged if there is a limit to count towards."""
-    row = FinishRow(id, lease_no, 0, how, "queued", "job.rescued")
-    if crash_limit is None:
+def death_handle(type_: str, status: str, code: str | None, place: str | None) -> str:
+    """The handle of a group of dead jobs: those of one type that died of the same thing."""
+    from hashlib import sha256
+
+    return sha256(f"{type_}|{status}|{code or ''}|{place or ''}".encode()).hexdigest()[:16]
+
+
+def lost_row(id: str, lease_no: int, reason: str, loss_limit: int | None) -> FinishRow:
+    """Back to the queue after the death of its worker; charged if there is a limit."""
+    row = FinishRow(id, lease_no, 0, "rescued", "queued", "job.rescued")
+    if loss_limit is None:
         return row
-    return row._replace(error=reason, error_code="crashed", crash_limit=crash_limit)
+    return row._replace(error=reason, error_code="lost", loss_limit=loss_limit)

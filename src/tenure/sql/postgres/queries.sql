@@ -1,5 +1,5 @@
 -- Tenure's statements on PostgreSQL, in the order of store.py. What changes anything and takes
--- more than one step is a function of functions.sql; here it is only called.
+-- more than one step is a function (functions/); here it is only called.
 --
 -- How PostgreSQL differs: many writers, so rows are locked (FOR UPDATE, in id order) and a claim
 -- passes over what another one holds (SKIP LOCKED). Batches travel as arrays or one JSON text.
@@ -31,12 +31,13 @@ CALL tenure.enqueue_job_and_hint(%(id)s::uuid, %(type)s, %(queue)s, %(priority)s
 WITH job AS (
   INSERT INTO tenure.jobs (id, type, status, queue, priority, org, ready_at, max_attempts,
     timeout_ms, category, project, actor_type, actor_id, request_id, correlation_id, traceparent,
-    parent, after_failed, scheduled_at, created_at, updated_at, payload)
+    parent, after_failed, scheduled_at, asked_at, created_at, updated_at, payload)
   SELECT r.id, %(type)s, 'queued', %(queue)s, %(priority)s, %(org)s,
     t.now + coalesce(r.delay_ms, 0),
     %(max_attempts)s, %(timeout_ms)s, %(category)s, %(project)s, %(actor_type)s, %(actor_id)s,
     %(request_id)s, %(correlation_id)s, %(traceparent)s, %(parent)s::uuid, %(after_failed)s,
-    t.now + coalesce(r.delay_ms, 0), t.now, t.now, r.payload
+    t.now + coalesce(r.delay_ms, 0), CASE WHEN r.delay_ms > 0 THEN t.now + r.delay_ms END, t.now,
+    t.now, r.payload
     FROM ROWS FROM (unnest(%(ids)s::uuid[]), unnest(%(delays)s::bigint[]),
                     json_array_elements(%(payloads)s::json)) AS r(id, delay_ms, payload),
          (SELECT coalesce(%(now)s, tenure.clock()) AS now) t
@@ -48,7 +49,7 @@ noted AS (
     actor_id, request_id, correlation_id, data)
   SELECT j.created_at, 'job.enqueued', j.id, %(type)s, 0, 0, %(org)s, %(project)s, %(actor_type)s,
     %(actor_id)s, %(request_id)s, %(correlation_id)s, %(remark)s::json
-    FROM job j WHERE %(audit)s = 'all' OR %(remark)s IS NOT NULL)
+    FROM job j WHERE tenure.audited(%(audit)s) = 'all' OR %(remark)s IS NOT NULL)
 SELECT count(*) FROM job;
 
 -- name: enqueue_jobs
@@ -73,44 +74,57 @@ SELECT %(id)s, %(host)s, %(boot)s, %(pid)s, %(pid_started)s, %(lease_ms)s, t.now
 ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at RETURNING w.no;
 
 -- name: claim
-SELECT * FROM tenure.claim(%(worker)s, %(queues)s, %(mosts)s, %(total)s, %(memory)s::jsonb,
-  %(types)s::text[], %(later_ms)s, %(audit)s, %(now)s);
+SELECT * FROM tenure.claim_jobs(%(worker)s, %(worker_id)s, %(queues)s, %(mosts)s, %(total)s,
+  %(memory)s::jsonb, %(types)s::text[], %(suspects)s, %(audit)s, %(now)s);
 
 -- name: next_due
-SELECT tenure.next_due(%(queues)s, %(memory)s::jsonb, %(now)s);
+SELECT tenure.next_due(%(queues)s, %(since)s::jsonb, %(now)s);
 
 -- name: due_lanes
 SELECT priority, org, first_ready FROM tenure.due_lanes(%(queue)s, %(now)s);
 
 -- Returns what was not accepted.
 -- name: finish_completed
-SELECT id, lease_no FROM tenure.finish_completed(%(worker)s, %(ids)s::uuid[], %(lease_nos)s::integer[],
-  %(durations)s::bigint[], %(results)s::json, %(audit)s, %(now)s);
+SELECT id, lease_no FROM tenure.complete_runs(%(worker)s, %(worker_id)s, %(ids)s::uuid[],
+  %(lease_nos)s::integer[], %(durations)s::bigint[], %(results)s::json, %(audit)s, %(now)s);
 
 -- The same.
 -- name: finish
-SELECT id, lease_no FROM tenure.finish(%(worker)s, %(rows)s::json, %(children)s::json, %(strict)s,
-  %(audit)s, %(now)s);
+SELECT id, lease_no FROM tenure.finish_runs(%(worker)s, %(worker_id)s, %(rows)s::json,
+  %(children)s::json, %(strict)s, %(audit)s, %(now)s);
 
--- Of the rows that did not pass the fence: was this very finish accepted before?
+-- Of the rows that did not pass the fence: was this very finish accepted before? Its first try may
+-- have been committed and not be on disk, or not on the standby: `flush` waits until it is.
 -- name: finish_repeated
 SELECT r.id, r.lease_no FROM unnest(%(ids)s::uuid[], %(lease_nos)s::integer[]) r(id, lease_no)
- WHERE EXISTS (SELECT 1 FROM tenure.history h
-                WHERE h.id = r.id AND h.lease_no = r.lease_no AND h.worker = %(worker)s)
-    OR EXISTS (SELECT 1 FROM tenure.jobs j WHERE j.id = r.id AND j.finish_no = r.lease_no);
+ WHERE EXISTS (SELECT 1 FROM tenure.workers w WHERE w.no = %(worker)s AND w.id = %(worker_id)s)
+   AND (EXISTS (SELECT 1 FROM tenure.history h
+                 WHERE h.id = r.id AND h.lease_no = r.lease_no AND h.worker = %(worker)s)
+        OR EXISTS (SELECT 1 FROM tenure.jobs j WHERE j.id = r.id AND j.finish_no = r.lease_no));
+
+-- Nothing is counted: the commit of this waits for everything that was committed before.
+-- name: flush
+SELECT setval('tenure.flushes', 1);
+
+-- name: settled
+SELECT 1 FROM tenure.history h
+ WHERE h.id = %(id)s::uuid AND h.lease_no = %(lease_no)s AND h.status = 'completed';
 
 -- name: progress
 UPDATE tenure.jobs j
    SET progress = r.progress, updated_at = coalesce(%(now)s, tenure.clock())
   FROM json_to_recordset(%(rows)s::json) AS r(id uuid, lease_no integer, progress json)
- WHERE j.id = r.id AND j.lease_no = r.lease_no AND coalesce(j.worker, 0) = %(worker)s
+ WHERE j.id = ANY (%(ids)s::uuid[]) AND j.id = r.id AND j.lease_no = r.lease_no
+   AND coalesce(j.worker, 0) = %(worker)s
+   AND EXISTS (SELECT 1 FROM tenure.workers w WHERE w.no = %(worker)s AND w.id = %(worker_id)s)
 RETURNING j.id, j.lease_no;
 
 -- name: steps
 SELECT name, result FROM tenure.steps WHERE job_id = %(job)s::uuid;
 
 -- name: save_step
-SELECT tenure.save_step(%(job)s::uuid, %(lease_no)s, %(name)s, %(result)s::json, %(now)s);
+SELECT tenure.store_step(%(worker)s, %(worker_id)s, %(job)s::uuid, %(lease_no)s, %(name)s,
+  %(result)s::json, %(now)s);
 
 -- name: results
 SELECT d.needs, coalesce(h.status, j.status, 'gone'), h.result
@@ -130,7 +144,7 @@ SELECT changed, job, needs FROM tenure.settle_dependants(
 -- name: renew
 WITH alive AS (
   UPDATE tenure.workers SET beat = beat + 1, seen_at = coalesce(%(now)s, tenure.clock())
-   WHERE no = %(worker)s AND dead_at IS NULL RETURNING no)
+   WHERE no = %(worker)s AND id = %(worker_id)s AND dead_at IS NULL RETURNING no)
 SELECT j.id, j.lease_no, CASE WHEN j.cancel_at IS NOT NULL THEN coalesce(j.cancel_reason, '') END
   FROM alive a LEFT JOIN tenure.jobs j ON j.worker = a.no;
 
@@ -148,11 +162,14 @@ SELECT w.no, w.id, w.host, w.boot, w.pid, w.pid_started, w.beat, w.lease_ms, w.s
 SELECT tenure.clock();
 
 -- name: rescue
-SELECT requeued, poisoned FROM tenure.rescue(%(worker)s, %(beat)s, %(started)s::uuid[], %(limit)s,
-  %(reason)s, %(not_after)s, %(audit)s, %(now)s);
+SELECT requeued, lost FROM tenure.rescue_jobs(%(worker)s, %(worker_id)s, %(beat)s,
+  %(started)s::uuid[], %(limit)s, %(reason)s, %(not_after)s, %(audit)s, %(now)s);
 
 -- name: retire
-SELECT tenure.retire(%(worker)s, %(now)s);
+SELECT tenure.sign_off(%(worker)s, %(worker_id)s, %(now)s);
+
+-- name: take_turn
+SELECT tenure.take_turn(%(name)s, %(every_ms)s, %(now)s);
 
 -- name: queue_names
 SELECT name, paused_at IS NOT NULL FROM tenure.queues ORDER BY name;
@@ -164,6 +181,7 @@ SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.res
        w.seen_at + w.lease_ms, j.scheduled_at, j.created_at, j.updated_at, j.started_at,
        j.completed_at, j.timeout_ms, j.org, j.project, j.actor_type, j.actor_id, j.request_id,
        j.correlation_id, j.traceparent, j.key, j.progress, j.parent, j.cancel_at, j.error_place,
+       j.losses, j.asked_at, j.death, j.traceback,
        ARRAY(SELECT needs FROM tenure.edges WHERE job = j.id ORDER BY needs)
   FROM tenure.jobs j LEFT JOIN tenure.workers w ON w.no = j.worker
 
@@ -174,6 +192,7 @@ SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.res
        NULL, j.scheduled_at, j.created_at, j.completed_at, j.started_at,
        j.completed_at, j.timeout_ms, j.org, j.project, j.actor_type, j.actor_id, j.request_id,
        j.correlation_id, j.traceparent, j.key, j.progress, j.parent, NULL, NULL,
+       j.losses, j.asked_at, NULL, j.traceback,
        ARRAY(SELECT needs FROM tenure.edges WHERE job = j.id ORDER BY needs)
   FROM tenure.history j
 
@@ -291,9 +310,13 @@ VALUES (coalesce(%(now)s, tenure.clock()), 'queue.resumed', 'default', %(actor_t
 -- name: add_partitions
 SELECT tenure.add_partitions(%(now)s);
 
--- name: drop_partitions
-SELECT history, events FROM tenure.drop_partitions(%(keep_history)s, %(keep_events)s,
-  %(types)s::text[]);
+-- Partitions of which nothing needs to be kept by their days, oldest first.
+-- name: old_days
+SELECT partition FROM tenure.old_days(%(keep_history)s, %(keep_events)s);
+
+-- One of them, in a transaction of its own.
+-- name: drop_day
+SELECT tenure.drop_day(%(partition)s, %(keep_history)s, %(keep_events)s, %(types)s::text[]);
 
 -- The tasks that have history: one step of history_age each, in each partition.
 -- name: prune_types
@@ -304,29 +327,9 @@ WITH RECURSIVE task (type) AS (
     FROM task WHERE task.type IS NOT NULL)
 SELECT type FROM task WHERE type IS NOT NULL;
 
--- By task and age: walks history_age. A result stays while a job that ran after it may still read
--- it.
+-- By task and age, or all but the last N of a task.
 -- name: prune_history
-WITH gone AS (
-  DELETE FROM tenure.history WHERE id = ANY (ARRAY(
-    SELECT h.id FROM tenure.history h
-     WHERE h.type = %(type)s AND h.completed_at < %(before)s
-       AND NOT EXISTS (SELECT 1 FROM tenure.edges d JOIN tenure.jobs j ON j.id = d.job
-                        WHERE d.needs = h.id)
-     ORDER BY h.completed_at LIMIT %(most)s))
-  RETURNING 1)
-SELECT count(*) FROM gone;
-
--- Keep the last N of a task: everything older goes, a bounded batch at a time.
--- name: prune_history_last
-WITH gone AS (
-  DELETE FROM tenure.history WHERE id = ANY (ARRAY(
-    SELECT h.id FROM (SELECT id FROM tenure.history WHERE type = %(type)s
-                       ORDER BY completed_at DESC LIMIT %(most)s OFFSET %(last)s) h
-     WHERE NOT EXISTS (SELECT 1 FROM tenure.edges d JOIN tenure.jobs j ON j.id = d.job
-                        WHERE d.needs = h.id)))
-  RETURNING 1)
-SELECT count(*) FROM gone;
+SELECT tenure.prune_history(%(type)s, %(before)s, %(last)s, %(most)s);
 
 -- Dead jobs somebody waits for stay: they may yet be replayed.
 -- name: prune_dead
@@ -386,11 +389,7 @@ WITH gone AS (
 SELECT count(*) FROM gone;
 
 -- name: prune_events
-WITH gone AS (
-  DELETE FROM tenure.events_other WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM tenure.events_other WHERE at < %(before)s ORDER BY seq LIMIT %(most)s))
-  RETURNING 1)
-SELECT count(*) FROM gone;
+SELECT tenure.prune_events(%(before)s, %(most)s);
 
 -- name: prune_keys
 WITH gone AS (

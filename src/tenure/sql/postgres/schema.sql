@@ -1,4 +1,4 @@
--- Tenure on PostgreSQL (13 and newer), schema version 1.
+-- Tenure on PostgreSQL (13 and newer), schema version 2.
 --
 -- Dictionary
 --   jobs        HOT: every job that may still change (queued, in_progress, failed, dead_letter).
@@ -14,6 +14,8 @@
 --   edges       "job waits for needs"; jobs.waits counts the unmet ones.
 --   workers     one row per start of a worker. THE LEASE LIVES HERE: a job names its worker.
 --   queues      queue names with their pause switch.
+--   settings    what the owner has laid down for every program: floors of retention, audit.
+--   upkeep      one row for each kind of upkeep of the whole fleet: when it was last done.
 --   migrations  which migrations ran, and when.
 --
 -- Conventions
@@ -30,13 +32,17 @@
 --   * every change is ONE call of a function below, so it is one statement and one round trip:
 --     no transaction of ours is ever open while a program thinks, and it all works behind a
 --     pooler in transaction mode. Functions take `now_ms` for tests; NULL is the server's clock.
---   * rows of jobs are locked in the order of their ids, in every function.
+--   * locks are taken in one order by every function, so that no two can wait in a circle: runs by
+--     their ids, then jobs that wait for them by theirs, keys by (org, key), queues, rollups.
+--   * every table has a primary key: logical replication needs one.
 
 CREATE TABLE tenure.migrations (
-  version          integer PRIMARY KEY,
+  version          integer NOT NULL,
   name             text NOT NULL,
   compatible_from  integer NOT NULL,        -- the oldest program (schema version) that still runs
-  applied_at       timestamptz NOT NULL DEFAULT now()
+  applied_at       timestamptz NOT NULL DEFAULT now(),
+  pack             text COLLATE "C" NOT NULL DEFAULT 'tenure',  -- whose tables
+  PRIMARY KEY (pack, version)
 );
 
 -- What some columns may hold. Domains, because a table's CHECK is parsed again by every statement
@@ -85,7 +91,12 @@ CREATE TABLE tenure.jobs (
   error           text,
   error_code      text,
   error_place     text,                     -- fingerprint: exception type at file:line
-  progress        json
+  progress        json,
+  losses          integer NOT NULL DEFAULT 0,  -- deaths of its worker or machine while it was held
+  promoted        boolean NOT NULL DEFAULT false,  -- was to run later, and its time has come
+  asked_at        bigint,                   -- when it was first asked to run; NULL: at once
+  death           text COLLATE "C",         -- handle of what it died of: equal for equal deaths
+  traceback       text
 ) WITH (
   -- Every job is inserted, updated and deleted here within moments: clean up early and at full
   -- speed, keep room on the page, and never take the lock that shortens the file.
@@ -96,13 +107,25 @@ CREATE TABLE tenure.jobs (
   autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off
 );
 
--- The claim walks this one: one probe per (queue, priority, org), in due order.
+-- The claim walks this one: one probe per (queue, priority, org), in due order. Everything in it is
+-- due, whatever any clock says: it was when it was stored, or has been promoted.
 CREATE INDEX jobs_claim ON tenure.jobs (queue, priority, org, ready_at, id)
-  WHERE status = 'queued' AND waits = 0;
+  WHERE status = 'queued' AND waits = 0 AND crashes = 0 AND losses < 3
+    AND (ready_at <= created_at OR promoted);
+-- Jobs whose time has to come, apart: however many orgs have some, no claim looks at them.
+CREATE INDEX jobs_later ON tenure.jobs (queue, ready_at, id)
+  WHERE status = 'queued' AND waits = 0 AND crashes = 0 AND losses < 3
+    AND ready_at > created_at AND NOT promoted;
+-- Jobs that run alone, because their process or their workers have died: a few, and apart as well.
+CREATE INDEX jobs_suspect ON tenure.jobs (queue, ready_at, id)
+  WHERE status = 'queued' AND waits = 0 AND (crashes > 0 OR losses >= 3);
 -- What a worker holds: renewal and rescue.
 CREATE INDEX jobs_held ON tenure.jobs (worker) WHERE worker IS NOT NULL;
 -- Dead jobs, for operators.
 CREATE INDEX jobs_dead ON tenure.jobs (status, id) WHERE completed_at IS NOT NULL;
+-- The same by what they died of, oldest first: groups, counts and retention.
+CREATE INDEX jobs_death ON tenure.jobs (queue, type, death, completed_at, id)
+  WHERE completed_at IS NOT NULL;
 -- Cancel requests that a running handler has not obeyed yet, which are asked for often: beside a
 -- long transaction jobs_held keeps all that a worker ever held.
 CREATE INDEX jobs_cancel ON tenure.jobs (worker, cancel_at) WHERE cancel_at IS NOT NULL;
@@ -139,7 +162,10 @@ CREATE TABLE tenure.history (
   result          json,
   error           text,
   error_code      text,
-  progress        json
+  progress        json,
+  losses          integer NOT NULL DEFAULT 0,
+  asked_at        bigint,
+  traceback       text
 ) PARTITION BY RANGE (id);
 
 -- Retention: the oldest completions of each task.
@@ -159,7 +185,7 @@ CREATE TABLE tenure.keys (
   expires_at     bigint,                    -- set when the job is terminal, never before
   result_ref     uuid,
   error_ref      uuid,
-  PRIMARY KEY (org, key)
+  PRIMARY KEY (key, org)                    -- in this order: people look for a key in any org
 );
 
 CREATE INDEX keys_expiry ON tenure.keys (expires_at) WHERE expires_at IS NOT NULL;
@@ -184,10 +210,10 @@ CREATE TABLE tenure.events (
   actor_id        text NOT NULL,
   request_id      text,
   correlation_id  text,
-  data            json
+  data            json,
+  PRIMARY KEY (seq, at)
 ) PARTITION BY RANGE (at);
 
-CREATE INDEX events_order ON tenure.events (seq);
 CREATE INDEX events_job ON tenure.events (job_id, seq);
 CREATE TABLE tenure.events_other PARTITION OF tenure.events DEFAULT;
 
@@ -225,7 +251,7 @@ CREATE TABLE tenure.steps (
 CREATE TABLE tenure.edges (
   needs  uuid NOT NULL,
   job    uuid NOT NULL,
-  met    boolean NOT NULL,                  -- true once `needs` has completed
+  met    boolean NOT NULL,                  -- true once `needs` has completed, or `job` was cancelled
   PRIMARY KEY (needs, job)
 );
 
@@ -258,26 +284,49 @@ CREATE TABLE tenure.queues (
   pause_reason  text
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
+CREATE TABLE tenure.settings (
+  name    text COLLATE "C" PRIMARY KEY,     -- keep_history, keep_events (milliseconds), audit
+  value   text NOT NULL,
+  set_at  bigint NOT NULL,
+  set_by  text NOT NULL                     -- the database role
+);
+
+CREATE TABLE tenure.upkeep (
+  name   text COLLATE "C" PRIMARY KEY,      -- partitions, retention, events
+  at     bigint NOT NULL DEFAULT 0,         -- when it was last begun
+  value  bigint NOT NULL DEFAULT 0          -- events: up to which number nothing can appear any more
+);
+
+INSERT INTO tenure.upkeep (name) VALUES ('partitions'), ('retention'), ('events');
+
+-- Milliseconds as a timestamp, for people: a row may hold a number that is none.
+CREATE FUNCTION tenure.shown(ms bigint) RETURNS timestamptz LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+  SELECT CASE WHEN ms > 253402300799999 THEN timestamptz '9999-12-31 23:59:59.999Z'
+              WHEN ms < -62135596800000 THEN timestamptz '0001-01-01 00:00:00Z'
+              ELSE to_timestamp(ms / 1000.0) END
+$$;
+
 CREATE VIEW tenure.job_queue AS
 SELECT j.id, j.type, j.status, j.queue, j.priority, j.org AS org_id, j.project AS project_id,
-       to_timestamp(j.scheduled_at / 1000.0) AS scheduled_at,
-       w.id AS lease_owner, to_timestamp((w.seen_at + w.lease_ms) / 1000.0) AS lease_until,
+       tenure.shown(j.scheduled_at) AS scheduled_at,
+       w.id AS lease_owner, tenure.shown(w.seen_at + w.lease_ms) AS lease_until,
        j.lease_no, j.payload, j.key AS idempotency_key, j.attempts, j.max_attempts AS max_retries,
-       j.crashes, j.error, j.error_code, to_timestamp(j.created_at / 1000.0) AS created_at,
-       to_timestamp(j.updated_at / 1000.0) AS updated_at,
-       to_timestamp(j.started_at / 1000.0) AS started_at,
-       to_timestamp(j.completed_at / 1000.0) AS completed_at,
+       j.crashes, j.error, j.error_code, tenure.shown(j.created_at) AS created_at,
+       tenure.shown(j.updated_at) AS updated_at,
+       tenure.shown(j.started_at) AS started_at,
+       tenure.shown(j.completed_at) AS completed_at,
        j.result, j.progress, j.category, j.actor_type, j.actor_id,
        coalesce(j.request_id, j.id::text) AS request_id,
-       coalesce(j.correlation_id, j.id::text) AS correlation_id, j.traceparent, j.parent
+       coalesce(j.correlation_id, j.id::text) AS correlation_id, j.traceparent, j.parent,
+       j.losses
   FROM tenure.jobs j LEFT JOIN tenure.workers w ON w.no = j.worker
 UNION ALL
 SELECT h.id, h.type, h.status, h.queue, h.priority, h.org, h.project,
-       to_timestamp(h.scheduled_at / 1000.0), NULL, NULL, h.lease_no, h.payload, h.key,
+       tenure.shown(h.scheduled_at), NULL, NULL, h.lease_no, h.payload, h.key,
        h.attempts, h.max_attempts, h.crashes, h.error, h.error_code,
-       to_timestamp(h.created_at / 1000.0), to_timestamp(h.completed_at / 1000.0),
-       to_timestamp(h.started_at / 1000.0), to_timestamp(h.completed_at / 1000.0),
+       tenure.shown(h.created_at), tenure.shown(h.completed_at),
+       tenure.shown(h.started_at), tenure.shown(h.completed_at),
        h.result, h.progress, h.category, h.actor_type, h.actor_id,
        coalesce(h.request_id, h.id::text), coalesce(h.correlation_id, h.id::text),
-       h.traceparent, h.parent
+       h.traceparent, h.parent, h.losses
   FROM tenure.history h;

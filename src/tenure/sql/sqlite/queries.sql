@@ -6,15 +6,21 @@
 -- `:now` is read after the lock is held. Temporary tables live in memory, one set a connection:
 --   picked(id)      what the running claim has chosen
 --   ended(id, …)    the finishes of the running batch that passed the fence
+-- A function of ours, in Python: tenure_death(type, status, code, place), the handle of a death.
 
 -- name: temporary_tables
 CREATE TEMP TABLE IF NOT EXISTS picked (id TEXT PRIMARY KEY NOT NULL) WITHOUT ROWID;
 CREATE TEMP TABLE IF NOT EXISTS ended (
   id TEXT PRIMARY KEY NOT NULL, lease_no INTEGER, duration_ms INTEGER, outcome TEXT,
   status TEXT, event TEXT, result TEXT, error TEXT, error_code TEXT, error_place TEXT,
-  delay_ms INTEGER, refund INTEGER, crash INTEGER, attempts INTEGER, started_at INTEGER,
-  key TEXT, org TEXT, queue TEXT, type TEXT
+  delay_ms INTEGER, refund INTEGER, crash INTEGER, loss INTEGER, taken INTEGER, traceback TEXT,
+  attempts INTEGER, started_at INTEGER, key TEXT, org TEXT, queue TEXT, type TEXT
 ) WITHOUT ROWID;
+
+-- For dead jobs of a time when deaths had no handle.
+-- name: name_deaths
+UPDATE tenure_jobs SET death = tenure_death(type, status, error_code, error_place)
+ WHERE completed_at IS NOT NULL AND death IS NULL;
 
 -- name: add_queue
 INSERT INTO tenure_queues (name, created_at) VALUES (:queue, :now) ON CONFLICT DO NOTHING;
@@ -49,24 +55,31 @@ SELECT r.value ->> 0, k.job_id,
 -- name: enqueue_jobs
 INSERT INTO tenure_jobs (id, type, status, queue, priority, org, ready_at, waits, max_attempts,
   timeout_ms, category, project, actor_type, actor_id, request_id, correlation_id, traceparent,
-  key, parent, after_failed, scheduled_at, created_at, updated_at, payload)
+  key, parent, after_failed, scheduled_at, asked_at, created_at, updated_at, payload)
 SELECT value ->> 0, :type, 'queued', :queue, :priority, :org,
-       coalesce(value ->> 3, :now + value ->> 2), 0, :max_attempts,
+       max(coalesce(value ->> 3, :now + value ->> 2), :now), 0, :max_attempts,
        :timeout_ms, :category, :project, :actor_type, :actor_id,
        :request_id, :correlation_id, :traceparent,
-       value ->> 4, :parent, :after_failed,
-       coalesce(value ->> 3, :now + value ->> 2), :now, :now, value -> 1
+       value ->> 4, :parent, :after_failed, coalesce(value ->> 3, :now + value ->> 2),
+       coalesce(value ->> 3, iif(value ->> 2 > 0, :now + value ->> 2, NULL)), :now, :now, value -> 1
   FROM json_each(:rows)
  WHERE value ->> 4 IS NULL
     OR value ->> 0 = (SELECT job_id FROM tenure_keys WHERE org = :org AND key = value ->> 4);
 
--- Into their queue; those that have to wait for others are taken out again by count_waits.
--- name: enqueue_ready
-INSERT INTO tenure_ready (queue, priority, org, ready_at, id)
-SELECT :queue, :priority, :org, coalesce(value ->> 3, :now + value ->> 2), value ->> 0
+-- Into their places; those that have to wait for others are taken out again by count_waits.
+-- name: enqueue_due
+INSERT INTO tenure_due (queue, priority, org, ready_at, id)
+SELECT :queue, :priority, :org, :now, value ->> 0
   FROM json_each(:rows)
- WHERE value ->> 4 IS NULL
-    OR value ->> 0 = (SELECT job_id FROM tenure_keys WHERE org = :org AND key = value ->> 4);
+ WHERE coalesce(value ->> 3, :now + value ->> 2) <= :now AND (value ->> 4 IS NULL
+    OR value ->> 0 = (SELECT job_id FROM tenure_keys WHERE org = :org AND key = value ->> 4));
+
+-- name: enqueue_later
+INSERT INTO tenure_later (queue, ready_at, id)
+SELECT :queue, coalesce(value ->> 3, :now + value ->> 2), value ->> 0
+  FROM json_each(:rows)
+ WHERE coalesce(value ->> 3, :now + value ->> 2) > :now AND (value ->> 4 IS NULL
+    OR value ->> 0 = (SELECT job_id FROM tenure_keys WHERE org = :org AND key = value ->> 4));
 
 -- The audit line of each job just inserted.
 -- name: enqueue_events
@@ -100,16 +113,19 @@ UPDATE tenure_jobs
 -- name: enqueue_job
 INSERT INTO tenure_jobs (id, type, status, queue, priority, org, ready_at, waits, max_attempts,
   timeout_ms, category, project, actor_type, actor_id, request_id, correlation_id, traceparent,
-  parent, after_failed, scheduled_at, created_at, updated_at, payload)
-SELECT :id, :type, 'queued', :queue, :priority, :org, :due, 0, :max_attempts,
+  parent, after_failed, scheduled_at, asked_at, created_at, updated_at, payload)
+SELECT :id, :type, 'queued', :queue, :priority, :org, max(:due, :now), 0, :max_attempts,
   :timeout_ms, :category, :project, :actor_type, :actor_id, :request_id, :correlation_id,
-  :traceparent, :parent, :after_failed, :due, :now, :now, :payload
+  :traceparent, :parent, :after_failed, :due, :asked, :now, :now, :payload
  WHERE NOT EXISTS (SELECT 1 FROM tenure_history WHERE id = :id)
 ON CONFLICT (id) DO NOTHING;
 
--- name: enqueue_job_ready
-INSERT INTO tenure_ready (queue, priority, org, ready_at, id)
-VALUES (:queue, :priority, :org, :due, :id);
+-- name: enqueue_job_due
+INSERT INTO tenure_due (queue, priority, org, ready_at, id)
+VALUES (:queue, :priority, :org, :now, :id);
+
+-- name: enqueue_job_later
+INSERT INTO tenure_later (queue, ready_at, id) VALUES (:queue, :due, :id);
 
 -- name: enqueue_job_event
 INSERT INTO tenure_events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
@@ -129,39 +145,93 @@ INSERT INTO tenure_workers (id, host, boot, pid, pid_started, lease_ms, started_
 VALUES (:id, :host, :boot, :pid, :pid_started, :lease_ms, :now, :now, :meta) RETURNING no;
 
 -- name: worker_alive
-SELECT 1 FROM tenure_workers WHERE no = :worker AND dead_at IS NULL;
+SELECT 1 FROM tenure_workers WHERE no = :worker AND id = :worker_id AND dead_at IS NULL;
 
 -- name: paused_queues
 SELECT name FROM tenure_queues WHERE paused_at IS NOT NULL;
 
--- The priorities that have queued rows, by skipping through tenure_ready: ≤ 10 seeks.
+-- Whether jobs whose time has come, or suspects, wait in a queue.
+-- name: claim_others
+SELECT EXISTS (SELECT 1 FROM tenure_later WHERE queue = :queue AND ready_at <= :now),
+       EXISTS (SELECT 1 FROM tenure_suspects WHERE queue = :queue AND ready_at <= :now);
+
+-- Jobs whose time has come, into their lanes: a bounded number, the first ones first. No job is
+-- written to.
+-- name: claim_promote
+INSERT INTO tenure_due (queue, priority, org, ready_at, id)
+SELECT j.queue, j.priority, j.org, l.ready_at, l.id
+  FROM (SELECT ready_at, id FROM tenure_later WHERE queue = :queue AND ready_at <= :now
+         ORDER BY ready_at, id LIMIT :most) l
+  CROSS JOIN tenure_jobs j ON j.id = l.id;
+
+-- name: claim_promoted
+DELETE FROM tenure_later WHERE queue = :queue AND ready_at <= :now AND (ready_at, id) IN
+  (SELECT ready_at, id FROM tenure_later WHERE queue = :queue AND ready_at <= :now
+    ORDER BY ready_at, id LIMIT :most);
+
+-- The priorities that have due rows, by skipping through tenure_due: ≤ 10 seeks.
 -- name: claim_priorities
 WITH RECURSIVE lane (priority) AS (
-  SELECT min(priority) FROM tenure_ready WHERE queue = :queue
+  SELECT min(priority) FROM tenure_due WHERE queue = :queue
   UNION ALL
-  SELECT (SELECT min(priority) FROM tenure_ready WHERE queue = :queue AND priority > lane.priority)
+  SELECT (SELECT min(priority) FROM tenure_due WHERE queue = :queue AND priority > lane.priority)
     FROM lane WHERE lane.priority IS NOT NULL)
 SELECT priority FROM lane WHERE priority IS NOT NULL;
 
--- The orgs of one (queue, priority) after :org, with when their first row is runnable.
--- One seek per org, at most :most, whatever lies in the queue.
+-- The orgs of one (queue, priority) after :org. One seek per org, at most :most, whatever lies in the
+-- queue.
 -- name: claim_orgs
 WITH RECURSIVE tenant (org) AS (
-  SELECT min(org) FROM tenure_ready WHERE queue = :queue AND priority = :priority AND org > :org
+  SELECT min(org) FROM tenure_due WHERE queue = :queue AND priority = :priority AND org > :org
   UNION ALL
-  SELECT (SELECT min(org) FROM tenure_ready
+  SELECT (SELECT min(org) FROM tenure_due
            WHERE queue = :queue AND priority = :priority AND org > tenant.org)
     FROM tenant WHERE tenant.org IS NOT NULL LIMIT :most)
-SELECT org, (SELECT min(ready_at) FROM tenure_ready
-              WHERE queue = :queue AND priority = :priority AND org = tenant.org)
-  FROM tenant WHERE org IS NOT NULL;
+SELECT org FROM tenant WHERE org IS NOT NULL;
 
--- Choose due rows of one lane: a range of tenure_ready, never a row due later.
+-- The type of the first job of a lane.
+-- name: claim_first_type
+SELECT j.type FROM (SELECT id FROM tenure_due
+                     WHERE queue = :queue AND priority = :priority AND org = :org
+                     ORDER BY ready_at, id LIMIT 1) d CROSS JOIN tenure_jobs j ON j.id = d.id;
+
+-- Whether a lane has anything after a place.
+-- name: claim_behind
+SELECT 1 FROM tenure_due
+ WHERE queue = :queue AND priority = :priority AND org = :org
+   AND (ready_at, id) > (:since, :since_id) LIMIT 1;
+
+-- Choose the first rows of one lane.
 -- name: claim_pick
 INSERT INTO temp.picked
-SELECT id FROM tenure_ready
- WHERE queue = :queue AND priority = :priority AND org = :org AND ready_at <= :now
+SELECT id FROM tenure_due WHERE queue = :queue AND priority = :priority AND org = :org
  ORDER BY ready_at, id LIMIT :most OFFSET :skip;
+
+-- The rows of a lane after a place, and of which type their jobs are, for a lane in which others have
+-- jobs too; a bounded number.
+-- name: claim_walk
+SELECT d.ready_at, d.id, j.type
+  FROM (SELECT ready_at, id FROM tenure_due
+         WHERE queue = :queue AND priority = :priority AND org = :org
+           AND (ready_at, id) > (:since, :since_id) ORDER BY ready_at, id LIMIT :most) d
+  CROSS JOIN tenure_jobs j ON j.id = d.id;
+
+-- name: claim_pick_these
+INSERT INTO temp.picked SELECT value FROM json_each(:ids);
+
+-- name: claim_pick_suspects
+INSERT INTO temp.picked
+SELECT s.id FROM tenure_suspects s CROSS JOIN tenure_jobs j ON j.id = s.id
+ WHERE s.queue = :queue AND s.ready_at <= :now
+   AND (:types IS NULL OR j.type IN (SELECT value FROM json_each(:types)))
+ ORDER BY s.ready_at, s.id LIMIT :most;
+
+-- The soonest job that was to run later, after the time up to which claims have looked.
+-- name: next_due
+SELECT min(ready_at) FROM (
+  SELECT min(ready_at) AS ready_at FROM tenure_later WHERE queue = :queue AND ready_at > :since
+  UNION ALL
+  SELECT min(ready_at) FROM tenure_suspects WHERE queue = :queue AND ready_at > :since);
 
 -- What was picked, as it will be once granted (the write lock is held: nothing comes between), as
 -- one JSON text: a row a job would cost more to hand over than to read. A large payload is left
@@ -171,25 +241,30 @@ SELECT json_group_array(json_array(
          j.id, lease_no + 1, type, iif(length(payload) > :large, '', payload), attempts + 1,
          max_attempts, crashes, timeout_ms, queue, priority, category, org, project, actor_type,
          actor_id, request_id, correlation_id, traceparent, key,
-         parent, scheduled_at, created_at, ready_at))
+         parent, scheduled_at, created_at, ready_at, losses))
   FROM temp.picked p CROSS JOIN tenure_jobs j ON j.id = p.id;
 
 -- name: claim_large
 SELECT payload FROM tenure_jobs WHERE id = :id;
 
--- Types this worker does not know: out of the way for a while, so that they neither block the
--- lane's head nor are walked again and again.
--- name: claim_put_off
-UPDATE tenure_jobs SET ready_at = :now + :later_ms
- WHERE id IN (SELECT value FROM json_each(:ids));
-
+-- Not for this claim after all.
 -- name: claim_unpick
 DELETE FROM temp.picked WHERE id IN (SELECT value FROM json_each(:ids));
 
 -- Picked rows are the first of their lane: out of the queue goes everything up to the last of them.
 -- name: claim_leave
-DELETE FROM tenure_ready
+DELETE FROM tenure_due
  WHERE queue = :queue AND priority = :priority AND org = :org AND (ready_at, id) <= (:ready_at, :id);
+
+-- Or, where they are not, one by one.
+-- name: claim_leave_these
+DELETE FROM tenure_due WHERE (queue, priority, org, ready_at, id) IN
+  (SELECT queue, priority, org, ready_at, j.id
+     FROM temp.picked p CROSS JOIN tenure_jobs j ON j.id = p.id);
+
+-- name: claim_leave_suspects
+DELETE FROM tenure_suspects WHERE (queue, ready_at, id) IN
+  (SELECT queue, ready_at, j.id FROM temp.picked p CROSS JOIN tenure_jobs j ON j.id = p.id);
 
 -- name: claim_grant
 INSERT INTO tenure_leases (id, worker, lease_no, attempts, started_at)
@@ -204,27 +279,33 @@ SELECT :now, 'job.started', j.id, type, attempts + 1, lease_no + 1, org, project
   FROM temp.picked p CROSS JOIN tenure_jobs j ON j.id = p.id;
 
 -- THE FENCE. Only runs that still hold this very lease under this worker get into `ended`; the
--- write lock is held, so nothing can change between this check and the writes below.
--- A job asked to be cancelled does not go back to the queue: it is cancelled instead.
+-- write lock is held, so nothing can change between this check and the writes below. A number alone
+-- is not a worker: after a restore another one may have it.
+-- A job asked to be cancelled does not go back to the queue: it is cancelled instead. What has died
+-- too often is dead: of its own crashes (poison), or of its workers' (lost).
 -- Rows are [id, lease_no, duration_ms, outcome, status, event, result, error, error_code,
--- error_place, delay_ms, refund, crash limit].
+-- error_place, delay_ms, refund, crash limit, loss limit, traceback].
 -- name: finish_fence
 INSERT OR IGNORE INTO temp.ended
-SELECT l.id, l.lease_no, e.value ->> 2, e.value ->> 3,
-       CASE WHEN j.crashes + 1 >= e.value ->> 12 THEN 'dead_letter'
-            WHEN j.cancel_at IS NOT NULL AND e.value ->> 4 = 'queued' THEN 'cancelled'
-            ELSE e.value ->> 4 END,
-       CASE WHEN j.crashes + 1 >= e.value ->> 12 THEN 'job.deadlettered'
-            WHEN j.cancel_at IS NOT NULL AND e.value ->> 4 = 'queued' THEN 'job.cancelled'
-            ELSE e.value ->> 5 END,
-       e.value ->> 6, e.value ->> 7,
-       iif(j.crashes + 1 >= e.value ->> 12, 'poison', e.value ->> 8),
-       e.value ->> 9, e.value ->> 10, e.value ->> 11, e.value ->> 12 IS NOT NULL,
-       l.attempts, l.started_at, j.key, j.org, j.queue, j.type
-  FROM json_each(:rows) e
-  CROSS JOIN tenure_leases l ON l.id = e.value ->> 0
-  CROSS JOIN tenure_jobs j ON j.id = l.id
- WHERE l.lease_no = e.value ->> 1 AND l.worker = :worker;
+SELECT f.id, f.lease_no, f.row ->> 2, iif(f.fate IS NULL, f.row ->> 3, 'dead'),
+       CASE WHEN f.fate IS NOT NULL THEN 'dead_letter'
+            WHEN f.cancel_at IS NOT NULL AND f.row ->> 4 = 'queued' THEN 'cancelled'
+            ELSE f.row ->> 4 END,
+       CASE WHEN f.fate IS NOT NULL THEN 'job.deadlettered'
+            WHEN f.cancel_at IS NOT NULL AND f.row ->> 4 = 'queued' THEN 'job.cancelled'
+            ELSE f.row ->> 5 END,
+       f.row ->> 6, f.row ->> 7, coalesce(f.fate, f.row ->> 8), f.row ->> 9, f.row ->> 10,
+       coalesce(f.row ->> 11, 0), f.row ->> 12 IS NOT NULL, f.row ->> 13 IS NOT NULL,
+       f.row ->> 3 = 'rescued', f.row ->> 14, f.attempts, f.started_at, f.key, f.org, f.queue, f.type
+  FROM (SELECT l.id, l.lease_no, l.attempts, l.started_at, j.cancel_at, j.key, j.org, j.queue, j.type,
+               e.value AS row,
+               CASE WHEN j.crashes + 1 >= e.value ->> 12 THEN 'poison'
+                    WHEN j.losses + 1 >= e.value ->> 13 THEN 'lost' END AS fate
+          FROM json_each(:rows) e
+          CROSS JOIN tenure_leases l ON l.id = e.value ->> 0
+          CROSS JOIN tenure_jobs j ON j.id = l.id
+         WHERE l.lease_no = e.value ->> 1 AND l.worker = :worker
+           AND EXISTS (SELECT 1 FROM tenure_workers WHERE no = :worker AND id = :worker_id)) f;
 
 -- The same fence for a batch that only completed, which most do: nothing is decided per row, and a
 -- row is one text, id (26 characters), lease_no (10), duration_ms (12), result (the rest, if any):
@@ -233,11 +314,13 @@ SELECT l.id, l.lease_no, e.value ->> 2, e.value ->> 3,
 INSERT OR IGNORE INTO temp.ended
 SELECT l.id, l.lease_no, CAST(substr(e.value, 37, 12) AS INTEGER), 'completed', 'completed',
        'job.succeeded', nullif(substr(e.value, 49), ''),
-       NULL, NULL, NULL, NULL, 0, 0, l.attempts, l.started_at, j.key, j.org, j.queue, j.type
+       NULL, NULL, NULL, NULL, 0, 0, 0, 0, NULL, l.attempts, l.started_at, j.key, j.org, j.queue,
+       j.type
   FROM json_each(:rows) e
   CROSS JOIN tenure_leases l ON l.id = substr(e.value, 1, 26)
   CROSS JOIN tenure_jobs j ON j.id = l.id
- WHERE l.lease_no = CAST(substr(e.value, 27, 10) AS INTEGER) AND l.worker = :worker;
+ WHERE l.lease_no = CAST(substr(e.value, 27, 10) AS INTEGER) AND l.worker = :worker
+   AND EXISTS (SELECT 1 FROM tenure_workers WHERE no = :worker AND id = :worker_id);
 
 -- name: finish_accepted
 SELECT id, lease_no FROM temp.ended;
@@ -245,10 +328,15 @@ SELECT id, lease_no FROM temp.ended;
 -- Of the runs that did not pass: was this very finish accepted before (its reply was lost)?
 -- name: finish_repeated
 SELECT value ->> 0, value ->> 1 FROM json_each(:runs) e
- WHERE EXISTS (SELECT 1 FROM tenure_history h
-                WHERE h.id = e.value ->> 0 AND h.lease_no = e.value ->> 1 AND h.worker = :worker)
-    OR EXISTS (SELECT 1 FROM tenure_jobs j
-                WHERE j.id = e.value ->> 0 AND j.finish_no = e.value ->> 1);
+ WHERE EXISTS (SELECT 1 FROM tenure_workers WHERE no = :worker AND id = :worker_id)
+   AND (EXISTS (SELECT 1 FROM tenure_history h
+                 WHERE h.id = e.value ->> 0 AND h.lease_no = e.value ->> 1 AND h.worker = :worker)
+        OR EXISTS (SELECT 1 FROM tenure_jobs j
+                    WHERE j.id = e.value ->> 0 AND j.finish_no = e.value ->> 1));
+
+-- name: settled
+SELECT 1 FROM tenure_history
+ WHERE id = :id AND lease_no = :lease_no AND status = 'completed';
 
 -- name: finish_events
 INSERT INTO tenure_events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
@@ -269,13 +357,13 @@ DELETE FROM tenure_leases WHERE id IN (SELECT id FROM temp.ended);
 INSERT INTO tenure_history (id, type, status, queue, priority, org, lease_no, worker, attempts,
   max_attempts, crashes, timeout_ms, category, project, actor_type, actor_id, request_id,
   correlation_id, traceparent, key, parent, scheduled_at, created_at, updated_at, started_at,
-  completed_at, payload, result, error, error_code, progress)
+  completed_at, payload, result, error, error_code, progress, losses, asked_at, traceback)
 SELECT j.id, j.type, e.status, j.queue, j.priority, j.org, e.lease_no,
-  iif(e.outcome = 'rescued', NULL, :worker), e.attempts,
+  iif(e.taken, NULL, :worker), e.attempts,
   j.max_attempts, j.crashes, j.timeout_ms, j.category, j.project, j.actor_type, j.actor_id,
   j.request_id, j.correlation_id, j.traceparent, j.key, j.parent, j.scheduled_at, j.created_at,
   :now, e.started_at, :now, j.payload, e.result, coalesce(e.error, j.error),
-  coalesce(e.error_code, j.error_code), j.progress
+  coalesce(e.error_code, j.error_code), j.progress, j.losses, j.asked_at, j.traceback
   FROM temp.ended e CROSS JOIN tenure_jobs j ON j.id = e.id
  WHERE e.status IN ('completed', 'cancelled');
 
@@ -292,16 +380,22 @@ DELETE FROM tenure_jobs
 UPDATE tenure_jobs
    SET status = e.status,
        lease_no = e.lease_no + 1,
-       finish_no = iif(e.outcome = 'rescued', finish_no, e.lease_no),
+       finish_no = iif(e.taken, finish_no, e.lease_no),
        attempts = e.attempts - e.refund,
        started_at = e.started_at,
        crashes = crashes + e.crash,
+       losses = losses + e.loss,
        ready_at = iif(e.delay_ms IS NULL, ready_at, :now + e.delay_ms),
        scheduled_at = iif(e.delay_ms IS NULL, scheduled_at, :now + e.delay_ms),
        completed_at = iif(e.status IN ('failed', 'dead_letter'), :now, NULL),
        error = coalesce(e.error, tenure_jobs.error),
        error_code = coalesce(e.error_code, tenure_jobs.error_code),
        error_place = coalesce(e.error_place, tenure_jobs.error_place),
+       traceback = coalesce(e.traceback, tenure_jobs.traceback),
+       death = iif(e.status IN ('failed', 'dead_letter'),
+                   tenure_death(tenure_jobs.type, e.status,
+                                coalesce(e.error_code, tenure_jobs.error_code),
+                                coalesce(e.error_place, tenure_jobs.error_place)), NULL),
        cancel_at = NULL, cancel_reason = NULL,
        updated_at = :now
   FROM temp.ended e
@@ -329,6 +423,11 @@ SELECT 1 FROM tenure_steps LIMIT 1;
 DELETE FROM tenure_steps WHERE job_id IN
   (SELECT id FROM temp.ended WHERE status IN ('completed', 'cancelled'));
 
+-- Whoever was cancelled waits no more.
+-- name: finish_waiting
+UPDATE tenure_edges SET met = 1
+ WHERE met = 0 AND job IN (SELECT id FROM temp.ended WHERE status = 'cancelled');
+
 -- name: anything_waits
 SELECT 1 FROM tenure_edges WHERE met = 0 LIMIT 1;
 
@@ -338,13 +437,17 @@ UPDATE tenure_edges SET met = 1
  WHERE met = 0 AND needs IN (SELECT id FROM temp.ended WHERE status = 'completed')
 RETURNING job;
 
--- What cannot run any more because a need has died, and was told to end then.
+-- What cannot run any more because of how a need has ended, and how: a need that was cancelled or
+-- discarded will never complete; one that has failed may be replayed, and only who was told to end
+-- with it does.
 -- name: finish_doomed
-SELECT DISTINCT j.id FROM temp.ended e
+SELECT j.id, max(e.status <> 'cancelled') FROM temp.ended e
  CROSS JOIN tenure_edges d ON d.needs = e.id AND d.met = 0
  CROSS JOIN tenure_jobs j ON j.id = d.job
- WHERE e.status IN ('failed', 'dead_letter', 'cancelled')
-   AND j.status = 'queued' AND j.after_failed = 'cancel';
+ WHERE j.status = 'queued'
+   AND (e.status = 'cancelled'
+        OR (e.status IN ('failed', 'dead_letter') AND j.after_failed = 'cancel'))
+ GROUP BY j.id;
 
 -- The janitor's walk over unmet edges, a bounded page after (:job, :needs): what a finish did not
 -- see. [job, needs, status of the need, what the job does when its need has died]
@@ -370,17 +473,18 @@ SELECT d.needs, coalesce(h.status, iif(l.id IS NULL, j.status, 'in_progress'), '
 -- name: steps
 SELECT name, result FROM tenure_steps WHERE job_id = :job;
 
--- Fenced under the write lock: the job must still be held under this very number.
+-- Fenced under the write lock: the job must still be held under this very number by this worker.
 -- name: save_step
 INSERT INTO tenure_steps (job_id, name, result, lease_no, at)
 SELECT id, :name, :result, lease_no, :now FROM tenure_leases
- WHERE id = :job AND lease_no = :lease_no
+ WHERE id = :job AND lease_no = :lease_no AND worker = :worker
+   AND EXISTS (SELECT 1 FROM tenure_workers WHERE no = :worker AND id = :worker_id)
 ON CONFLICT (job_id, name) DO UPDATE SET result = excluded.result, lease_no = excluded.lease_no,
   at = excluded.at;
 
--- A job that gets on is no poison: a finished step forgets its crashes.
--- name: forgive_crashes
-UPDATE tenure_jobs SET crashes = 0 WHERE id = :job AND crashes > 0;
+-- A job that gets on is neither poison nor lost: a finished step forgets its crashes and losses.
+-- name: forgive_deaths
+UPDATE tenure_jobs SET crashes = 0, losses = 0 WHERE id = :job AND (crashes > 0 OR losses > 0);
 
 -- One upsert per (queue, type, outcome) of the batch, however many jobs it holds; each row is put
 -- into its bucket once (0.6 us a job; thirteen sums over all rows: 1.1).
@@ -416,11 +520,12 @@ UPDATE tenure_jobs SET progress = r.value ->> 2, updated_at = :now
   FROM json_each(:rows) r
   CROSS JOIN tenure_leases l ON l.id = r.value ->> 0
  WHERE tenure_jobs.id = l.id AND l.lease_no = r.value ->> 1 AND l.worker = :worker
+   AND EXISTS (SELECT 1 FROM tenure_workers WHERE no = :worker AND id = :worker_id)
 RETURNING id, (SELECT lease_no FROM tenure_leases WHERE id = tenure_jobs.id);
 
 -- name: renew
-UPDATE tenure_workers SET beat = beat + 1, seen_at = :now WHERE no = :worker AND dead_at IS NULL
-RETURNING no;
+UPDATE tenure_workers SET beat = beat + 1, seen_at = :now
+ WHERE no = :worker AND id = :worker_id AND dead_at IS NULL RETURNING no;
 
 -- name: held
 SELECT id, lease_no FROM tenure_leases WHERE worker = :worker;
@@ -440,13 +545,21 @@ SELECT no, id, host, boot, pid, pid_started, beat, lease_ms, started_at, seen_at
 -- A worker is declared dead only if it has not renewed since the rescuer looked.
 -- name: rescue_declare
 UPDATE tenure_workers SET dead_at = :now, dead_reason = :reason
- WHERE no = :worker AND beat = :beat AND dead_at IS NULL RETURNING no;
+ WHERE no = :worker AND id = :worker_id AND beat = :beat AND dead_at IS NULL RETURNING no;
 
 -- A worker that leaves keeps its row, so that the audit trail can name it.
 -- name: retire
 UPDATE tenure_workers SET dead_at = :now, dead_reason = 'signed off'
- WHERE no = :worker AND dead_at IS NULL
+ WHERE no = :worker AND id = :worker_id AND dead_at IS NULL
    AND NOT EXISTS (SELECT 1 FROM tenure_leases WHERE worker = :worker);
+
+-- Whose turn it is: one pass in so many milliseconds for all workers, whoever asks first. A time far
+-- ahead is a clock that was set back.
+-- name: take_turn
+INSERT INTO tenure_upkeep (name, at) VALUES (:name, :now)
+ON CONFLICT (name) DO UPDATE SET at = :now
+  WHERE at NOT BETWEEN :now - :every_ms + 1 AND :now + :every_ms
+RETURNING at;
 
 -- name: queue_names
 SELECT name, paused_at IS NOT NULL FROM tenure_queues ORDER BY name;
@@ -460,7 +573,7 @@ SELECT j.id, j.type, iif(l.id IS NULL, j.status, 'in_progress'), j.queue, j.prio
        max(j.updated_at, coalesce(l.started_at, 0)), coalesce(l.started_at, j.started_at),
        j.completed_at, j.timeout_ms, j.org, j.project, j.actor_type, j.actor_id,
        coalesce(j.request_id, j.id), coalesce(j.correlation_id, j.id), j.traceparent, j.key,
-       j.progress, j.parent, j.cancel_at, j.error_place,
+       j.progress, j.parent, j.cancel_at, j.error_place, j.losses, j.asked_at, j.death, j.traceback,
        (SELECT json_group_array(needs) FROM tenure_edges WHERE job = j.id)
   FROM tenure_jobs j LEFT JOIN tenure_leases l ON l.id = j.id
                      LEFT JOIN tenure_workers w ON w.no = l.worker
@@ -472,7 +585,7 @@ SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.res
        NULL, j.scheduled_at, j.created_at, j.updated_at, j.started_at,
        j.completed_at, j.timeout_ms, j.org, j.project, j.actor_type, j.actor_id,
        coalesce(j.request_id, j.id), coalesce(j.correlation_id, j.id), j.traceparent, j.key,
-       j.progress, j.parent, NULL, NULL,
+       j.progress, j.parent, NULL, NULL, j.losses, j.asked_at, NULL, j.traceback,
        (SELECT json_group_array(needs) FROM tenure_edges WHERE job = j.id)
   FROM tenure_history j
 
@@ -536,8 +649,13 @@ SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.pr
 
 -- Per queue: due, later, waiting, running, dead, first ready_at. No job is read for the backlog.
 -- name: queue_counts
+SELECT queue, count(*), 0, 0, 0, 0, min(ready_at), :now FROM tenure_due GROUP BY queue
+UNION ALL
 SELECT queue, sum(ready_at <= :now), sum(ready_at > :now), 0, 0, 0, min(ready_at), :now
-  FROM tenure_ready GROUP BY queue
+  FROM tenure_later GROUP BY queue
+UNION ALL
+SELECT queue, sum(ready_at <= :now), sum(ready_at > :now), 0, 0, 0, min(ready_at), :now
+  FROM tenure_suspects GROUP BY queue
 UNION ALL
 SELECT queue, 0, 0, count(*), 0, 0, NULL, :now FROM tenure_jobs WHERE waits > 0 GROUP BY queue
 UNION ALL
@@ -553,12 +671,18 @@ SELECT name, paused_at, paused_by, pause_reason FROM tenure_queues ORDER BY name
 -- For doctor: jobs that do not stand in exactly one place (see schema.sql), and places of no job.
 -- name: misplaced
 SELECT (SELECT count(*) FROM tenure_jobs j
-         WHERE EXISTS (SELECT 1 FROM tenure_ready r
+         WHERE EXISTS (SELECT 1 FROM tenure_due r
                         WHERE r.queue = j.queue AND r.priority = j.priority AND r.org = j.org
                           AND r.ready_at = j.ready_at AND r.id = j.id)
+             + EXISTS (SELECT 1 FROM tenure_later r
+                        WHERE r.queue = j.queue AND r.ready_at = j.ready_at AND r.id = j.id)
+             + EXISTS (SELECT 1 FROM tenure_suspects r
+                        WHERE r.queue = j.queue AND r.ready_at = j.ready_at AND r.id = j.id)
              + EXISTS (SELECT 1 FROM tenure_leases l WHERE l.id = j.id)
              + (j.waits > 0) + (j.completed_at IS NOT NULL) <> 1)
-     + (SELECT count(*) FROM tenure_ready WHERE id NOT IN (SELECT id FROM tenure_jobs))
+     + (SELECT count(*) FROM tenure_due WHERE id NOT IN (SELECT id FROM tenure_jobs))
+     + (SELECT count(*) FROM tenure_later WHERE id NOT IN (SELECT id FROM tenure_jobs))
+     + (SELECT count(*) FROM tenure_suspects WHERE id NOT IN (SELECT id FROM tenure_jobs))
      + (SELECT count(*) FROM tenure_leases WHERE id NOT IN (SELECT id FROM tenure_jobs));
 
 -- name: unknown_types
@@ -574,7 +698,8 @@ SELECT start, queue, type, outcome, sum(count), sum(duration_ms), sum(b0), sum(b
 
 -- No job row is read.
 -- name: totals
-SELECT 'queued', (SELECT count(*) FROM tenure_ready)
+SELECT 'queued', (SELECT count(*) FROM tenure_due) + (SELECT count(*) FROM tenure_later)
+               + (SELECT count(*) FROM tenure_suspects)
                + (SELECT count(*) FROM tenure_jobs WHERE waits > 0)
 UNION ALL SELECT 'in_progress', count(*) FROM tenure_leases
 UNION ALL SELECT status, count(*) FROM tenure_jobs WHERE completed_at IS NOT NULL GROUP BY status
@@ -600,18 +725,28 @@ SELECT :now, :kind, j.id, type, coalesce(l.attempts, j.attempts), coalesce(l.lea
   FROM tenure_jobs j LEFT JOIN tenure_leases l ON l.id = j.id
  WHERE j.id IN (SELECT value FROM json_each(:ids));
 
--- A cancelled or discarded job leaves through the same door as a finished one.
+-- A cancelled or discarded job leaves through the same door as a finished one. A discarded one keeps
+-- the error it died of: why it was given up, its event tells.
 -- name: operator_end
 INSERT INTO temp.ended (id, lease_no, duration_ms, outcome, status, error, error_code, attempts,
                         started_at, key, org, queue, type)
-SELECT id, lease_no, 0, 'cancelled', 'cancelled', :reason, :code, attempts,
+SELECT id, lease_no, 0, 'cancelled', 'cancelled',
+       iif(completed_at IS NULL, :reason, coalesce(error, :reason)), :code, attempts,
        started_at, key, org, queue, type
   FROM tenure_jobs WHERE id IN (SELECT value FROM json_each(:ids));
 
--- name: operator_leave
-DELETE FROM tenure_ready WHERE (queue, priority, org, ready_at, id) IN
+-- name: operator_leave_due
+DELETE FROM tenure_due WHERE (queue, priority, org, ready_at, id) IN
   (SELECT queue, priority, org, ready_at, id FROM tenure_jobs
     WHERE id IN (SELECT value FROM json_each(:ids)));
+
+-- name: operator_leave_later
+DELETE FROM tenure_later WHERE (queue, ready_at, id) IN
+  (SELECT queue, ready_at, id FROM tenure_jobs WHERE id IN (SELECT value FROM json_each(:ids)));
+
+-- name: operator_leave_suspects
+DELETE FROM tenure_suspects WHERE (queue, ready_at, id) IN
+  (SELECT queue, ready_at, id FROM tenure_jobs WHERE id IN (SELECT value FROM json_each(:ids)));
 
 -- name: request_cancel
 UPDATE tenure_jobs SET cancel_at = :now, cancel_reason = :reason, updated_at = :now
@@ -619,8 +754,8 @@ UPDATE tenure_jobs SET cancel_at = :now, cancel_reason = :reason, updated_at = :
 
 -- name: replay
 UPDATE tenure_jobs
-   SET status = 'queued', attempts = 0, crashes = 0, ready_at = :now,
-       scheduled_at = :now, completed_at = NULL, started_at = NULL, progress = NULL,
+   SET status = 'queued', attempts = 0, crashes = 0, losses = 0, ready_at = :now,
+       scheduled_at = :now, completed_at = NULL, started_at = NULL, progress = NULL, death = NULL,
        payload = coalesce(:payload, payload), updated_at = :now
  WHERE id IN (SELECT value FROM json_each(:ids));
 

@@ -1,8 +1,10 @@
--- Tenure on SQLite, schema version 1.
+-- Tenure on SQLite, schema version 2.
 --
 -- Dictionary
 --   tenure_jobs      HOT: every job that may still change (queued, in_progress, failed, dead_letter).
---   tenure_ready     the queues: jobs that wait for nothing but a worker, in claim order.
+--   tenure_due       the queues: jobs that wait for nothing but a worker, in claim order.
+--   tenure_later     jobs whose time has to come; then a claim moves them to tenure_due.
+--   tenure_suspects  jobs that run alone, because their process or their workers have died.
 --   tenure_leases    jobs in progress: who runs them, under which number, since when.
 --   tenure_history   jobs that never change again (completed, cancelled), moved here by the finish.
 --   job_queue        the view over both, for people and other programs: text times, no internals.
@@ -13,15 +15,18 @@
 --   tenure_edges     "job waits for needs"; tenure_jobs.waits counts the unmet ones.
 --   tenure_workers   one row per start of a worker. A LEASE LASTS as long as its worker renews here.
 --   tenure_queues    queue names with their pause switch.
+--   tenure_settings  what the owner has laid down for every program: floors of retention, audit.
+--   tenure_upkeep    one row for each kind of upkeep of all workers: when it was last done.
 --   tenure_migrations  which migrations ran, and when.
 --
 -- Conventions
 --   * times are INTEGER milliseconds since 1970 UTC; only the view turns them into text.
 --   * NULL in request_id and correlation_id stands for the job's own id: 52 bytes less a row.
 --   * payload, result, progress, data, meta hold JSON text, checked before it gets here.
---   * a job of tenure_jobs stands in exactly one place: in tenure_ready, in tenure_leases, with
---     waits > 0, or with completed_at. A claim moves it from the first to the second and leaves
+--   * a job of tenure_jobs stands in exactly one place: in tenure_due, tenure_later, tenure_suspects,
+--     tenure_leases, with waits > 0, or with completed_at. A claim moves it to its lease and leaves
 --     its row alone (rewriting it and two indexes of it was a fifth of the time of a job).
+--   * what stands in tenure_due is due, whatever any clock says: it was when it was written.
 --   * lease_no grows when a lease is granted and when it ends without completing; every later
 --     write of a run names the number it was granted. Row and lease differ while it runs: the
 --     lease has the truth about lease_no, attempts and started_at, and status is in_progress.
@@ -30,10 +35,13 @@
 --   * WITHOUT ROWID: the id is the table, one b-tree less to maintain per insert and delete.
 
 CREATE TABLE tenure_migrations (
-  version     INTEGER PRIMARY KEY,
-  name        TEXT NOT NULL,
-  applied_at  INTEGER NOT NULL
-) STRICT;
+  pack             TEXT NOT NULL DEFAULT 'tenure',  -- whose tables
+  version          INTEGER NOT NULL,
+  name             TEXT NOT NULL,
+  compatible_from  INTEGER NOT NULL,          -- the oldest program (schema version) that still runs
+  applied_at       INTEGER NOT NULL,
+  PRIMARY KEY (pack, version)
+) STRICT, WITHOUT ROWID;
 
 CREATE TABLE tenure_jobs (
   id              TEXT PRIMARY KEY NOT NULL,   -- ULID
@@ -72,24 +80,45 @@ CREATE TABLE tenure_jobs (
   error           TEXT,
   error_code      TEXT,
   error_place     TEXT,                        -- fingerprint: exception type at file:line
-  progress        TEXT
+  progress        TEXT,
+  losses          INTEGER NOT NULL DEFAULT 0,  -- deaths of its worker or machine while it was held
+  asked_at        INTEGER,                     -- when it was first asked to run; NULL: at once
+  death           TEXT,                        -- handle of what it died of: equal for equal deaths
+  traceback       TEXT
 ) STRICT, WITHOUT ROWID;
 
 -- Dead jobs, for operators.
 CREATE INDEX tenure_jobs_dead ON tenure_jobs (status, id) WHERE completed_at IS NOT NULL;
+-- The same by what they died of, oldest first: groups, counts and retention.
+CREATE INDEX tenure_jobs_death ON tenure_jobs (queue, type, death, completed_at, id)
+  WHERE completed_at IS NOT NULL;
 -- Cancel requests that a running handler has not obeyed yet.
 CREATE INDEX tenure_jobs_cancel ON tenure_jobs (cancel_at) WHERE cancel_at IS NOT NULL;
 -- Jobs waiting for others, for counting them.
 CREATE INDEX tenure_jobs_waiting ON tenure_jobs (queue) WHERE waits > 0;
 
 -- The claim walks this one: one probe per (queue, priority, org), in due order.
-CREATE TABLE tenure_ready (
+CREATE TABLE tenure_due (
   queue     TEXT NOT NULL,
   priority  INTEGER NOT NULL,
   org       TEXT NOT NULL,
   ready_at  INTEGER NOT NULL,
   id        TEXT NOT NULL,
   PRIMARY KEY (queue, priority, org, ready_at, id)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE tenure_later (
+  queue     TEXT NOT NULL,
+  ready_at  INTEGER NOT NULL,
+  id        TEXT NOT NULL,
+  PRIMARY KEY (queue, ready_at, id)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE tenure_suspects (
+  queue     TEXT NOT NULL,
+  ready_at  INTEGER NOT NULL,
+  id        TEXT NOT NULL,
+  PRIMARY KEY (queue, ready_at, id)
 ) STRICT, WITHOUT ROWID;
 
 -- Renewal and rescue walk all of it: it is never longer than what runs.
@@ -101,17 +130,34 @@ CREATE TABLE tenure_leases (
   started_at  INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Whatever changes a job, it stands in its queue when it should. Only enqueue, claim and what
--- removes a job write tenure_ready themselves.
+-- Whatever changes a job, it stands where it should. Only enqueue, claim and what removes a job write
+-- these places themselves. What changes a job says when, in updated_at: what is due then is due, and
+-- what was when it was stored.
 CREATE TRIGGER tenure_jobs_move
-AFTER UPDATE OF status, waits, queue, priority, org, ready_at ON tenure_jobs
+AFTER UPDATE OF status, waits, queue, priority, org, ready_at, crashes, losses ON tenure_jobs
 BEGIN
-  DELETE FROM tenure_ready
+  DELETE FROM tenure_due
    WHERE queue = OLD.queue AND priority = OLD.priority AND org = OLD.org
      AND ready_at = OLD.ready_at AND id = OLD.id;
-  INSERT INTO tenure_ready
+  DELETE FROM tenure_later
+   WHERE queue = OLD.queue AND ready_at = OLD.ready_at AND id = OLD.id;
+  DELETE FROM tenure_suspects
+   WHERE queue = OLD.queue AND ready_at = OLD.ready_at AND id = OLD.id;
+  INSERT INTO tenure_due
   SELECT NEW.queue, NEW.priority, NEW.org, NEW.ready_at, NEW.id
    WHERE NEW.status = 'queued' AND NEW.waits = 0
+     AND NEW.ready_at <= max(NEW.updated_at, NEW.created_at)
+     AND NEW.crashes = 0 AND NEW.losses < 3
+     AND NOT EXISTS (SELECT 1 FROM tenure_leases WHERE id = NEW.id);
+  INSERT INTO tenure_later
+  SELECT NEW.queue, NEW.ready_at, NEW.id
+   WHERE NEW.status = 'queued' AND NEW.waits = 0
+     AND NEW.ready_at > max(NEW.updated_at, NEW.created_at)
+     AND NEW.crashes = 0 AND NEW.losses < 3
+     AND NOT EXISTS (SELECT 1 FROM tenure_leases WHERE id = NEW.id);
+  INSERT INTO tenure_suspects
+  SELECT NEW.queue, NEW.ready_at, NEW.id
+   WHERE NEW.status = 'queued' AND NEW.waits = 0 AND (NEW.crashes > 0 OR NEW.losses >= 3)
      AND NOT EXISTS (SELECT 1 FROM tenure_leases WHERE id = NEW.id);
 END;
 
@@ -146,7 +192,10 @@ CREATE TABLE tenure_history (
   result          TEXT,
   error           TEXT,
   error_code      TEXT,
-  progress        TEXT
+  progress        TEXT,
+  losses          INTEGER NOT NULL DEFAULT 0,
+  asked_at        INTEGER,
+  traceback       TEXT
 ) STRICT, WITHOUT ROWID;
 
 -- Retention: the oldest completions of each task.
@@ -165,7 +214,7 @@ CREATE TABLE tenure_keys (
   expires_at     INTEGER,                      -- set when the job is terminal, never before
   result_ref     TEXT,
   error_ref      TEXT,
-  PRIMARY KEY (org, key)
+  PRIMARY KEY (key, org)                       -- in this order: people look for a key in any org
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX tenure_keys_expiry ON tenure_keys (expires_at) WHERE expires_at IS NOT NULL;
@@ -225,7 +274,7 @@ CREATE TABLE tenure_steps (
 CREATE TABLE tenure_edges (
   needs  TEXT NOT NULL,
   job    TEXT NOT NULL,
-  met    INTEGER NOT NULL,                     -- 1 once `needs` has completed
+  met    INTEGER NOT NULL,                     -- 1 once `needs` has completed, or `job` was cancelled
   PRIMARY KEY (needs, job)
 ) STRICT, WITHOUT ROWID;
 
@@ -257,6 +306,18 @@ CREATE TABLE tenure_queues (
   pause_reason  TEXT
 ) STRICT, WITHOUT ROWID;
 
+CREATE TABLE tenure_settings (
+  name    TEXT PRIMARY KEY NOT NULL,           -- keep_history, keep_events (milliseconds), audit
+  value   TEXT NOT NULL,
+  set_at  INTEGER NOT NULL,
+  set_by  TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE tenure_upkeep (
+  name  TEXT PRIMARY KEY NOT NULL,             -- retention
+  at    INTEGER NOT NULL                       -- when it was last begun
+) STRICT, WITHOUT ROWID;
+
 CREATE VIEW job_queue AS
 SELECT j.id, j.type, iif(l.id IS NULL, j.status, 'in_progress') AS status, j.queue, j.priority,
        j.org AS org_id, j.project AS project_id,
@@ -274,7 +335,7 @@ SELECT j.id, j.type, iif(l.id IS NULL, j.status, 'in_progress') AS status, j.que
        strftime('%Y-%m-%dT%H:%M:%fZ', j.completed_at / 1000.0, 'unixepoch') AS completed_at,
        j.result, j.progress, j.category, j.actor_type, j.actor_id,
        coalesce(j.request_id, j.id) AS request_id,
-       coalesce(j.correlation_id, j.id) AS correlation_id, j.traceparent, j.parent
+       coalesce(j.correlation_id, j.id) AS correlation_id, j.traceparent, j.parent, j.losses
   FROM tenure_jobs j LEFT JOIN tenure_leases l ON l.id = j.id
                      LEFT JOIN tenure_workers w ON w.no = l.worker
 UNION ALL
@@ -289,5 +350,5 @@ SELECT h.id, h.type, h.status, h.queue, h.priority, h.org, h.project,
        strftime('%Y-%m-%dT%H:%M:%fZ', h.completed_at / 1000.0, 'unixepoch'),
        h.result, h.progress, h.category, h.actor_type, h.actor_id,
        coalesce(h.request_id, h.id),
-       coalesce(h.correlation_id, h.id), h.traceparent, h.parent
+       coalesce(h.correlation_id, h.id), h.traceparent, h.parent, h.losses
   FROM tenure_history h;

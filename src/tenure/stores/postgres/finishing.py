@@ -14,7 +14,7 @@ from psycopg.rows import tuple_row
 from tenure import outcome
 from tenure.errors import SchemaError, StoreBusy, StoreError, StoreUnavailable
 from tenure.job import NewJob
-from tenure.store import Accepted, AsyncSettlement, Settlement
+from tenure.store import Accepted, AsyncSettlement, Registration, Settlement
 from tenure.stores.postgres.base import to_json
 from tenure.stores.postgres.database import to_uuid_text, to_uuids
 from tenure.stores.postgres.enqueue import Enqueueing
@@ -34,20 +34,30 @@ class Finishing(Enqueueing):
         self._walked: tuple[str, str] | None = None  # where the walk over unmet edges stands
 
     def finish(
-        self, worker: int, ended: Sequence[outcome.Ended], *, now_ms: int | None = None
+        self, worker: Registration, ended: Sequence[outcome.Ended], *, now_ms: int | None = None
     ) -> list[Accepted]:
         if not ended:
             return []
+        children = [job for end in ended for job in _children(end)]
+        self._know_queues(children)
         missed = self._write_finish(worker, ended, now_ms)
         verdicts: list[Accepted] = ["accepted"] * len(ended)
         if missed:
             repeated = self._rows("finish_repeated", _runs(worker, ended))
+            if repeated:
+                self._rows("flush", {})
             verdicts = _verdicts(ended, missed, repeated)
-        self._hint({job.terms.queue for end in ended for job in _children(end)})
+        self._hint({job.terms.queue for job in children})
         return verdicts
 
+    def settled(self, job_id: str, lease_no: int) -> bool:
+        found = self._rows("settled", {"id": to_uuid_text(job_id), "lease_no": lease_no})
+        if found:
+            self._rows("flush", {})
+        return bool(found)
+
     def _write_finish(
-        self, worker: int, ended: Sequence[outcome.Ended], now_ms: int | None
+        self, worker: Registration, ended: Sequence[outcome.Ended], now_ms: int | None
     ) -> list[tuple[Any, ...]]:
         """What was not accepted. A value the short way cannot take, the long one may."""
         if all(isinstance(e.outcome, outcome.Completed) and not e.outcome.children for e in ended):
@@ -60,7 +70,7 @@ class Finishing(Enqueueing):
         return self._rows(*self._finish_call(worker, ended, now_ms))
 
     def _completed_call(
-        self, worker: int, ended: Sequence[outcome.Ended], now_ms: int | None
+        self, worker: Registration, ended: Sequence[outcome.Ended], now_ms: int | None
     ) -> Call:
         """The hot path. In id order, like every batch: two of them cannot wait in a circle."""
         ended = sorted(ended, key=_id)
@@ -74,7 +84,7 @@ class Finishing(Enqueueing):
 
     def _finish_call(
         self,
-        worker: int,
+        worker: Registration,
         ended: Sequence[outcome.Ended],
         now_ms: int | None,
         *,
@@ -83,7 +93,8 @@ class Finishing(Enqueueing):
         """The statement that ends these runs. `strict`: follow-ups that cannot be stored are the
         caller's error (JobError)."""
         return "finish", {
-            "worker": worker,
+            "worker": worker.no,
+            "worker_id": worker.id,
             "rows": to_json([_row(end) for end in ended]),
             "children": self._children_text(ended),
             "strict": strict,
@@ -117,11 +128,19 @@ class Finishing(Enqueueing):
         return dict(self._rows("steps", {"job": to_uuid_text(job_id)}))
 
     def save_step(
-        self, job_id: str, lease_no: int, name: str, result: str, *, now_ms: int | None = None
+        self,
+        worker: Registration,
+        run: tuple[str, int],
+        name: str,
+        result: str,
+        *,
+        now_ms: int | None = None,
     ) -> bool:
         parameters = {
-            "job": to_uuid_text(job_id),
-            "lease_no": lease_no,
+            "worker": worker.no,
+            "worker_id": worker.id,
+            "job": to_uuid_text(run[0]),
+            "lease_no": run[1],
             "name": name,
             "result": result,
             "now": self._now(now_ms),
@@ -159,7 +178,7 @@ class _Settlement:
         self.connection = connection
         self.queues: set[str] = set()
 
-    def finish(self, worker: int, end: outcome.Ended) -> Accepted:
+    def finish(self, worker: Registration, end: outcome.Ended) -> Accepted:
         try:
             with self.connection.cursor(row_factory=tuple_row) as cursor:
                 cursor.execute(*self._call(worker, end))
@@ -172,17 +191,19 @@ class _Settlement:
                 raise
             self._store.database.refuse(error)
 
-    def _call(self, worker: int, end: outcome.Ended) -> Call:
+    def _call(self, worker: Registration, end: outcome.Ended) -> Call:
         self.queues = {job.terms.queue for job in _children(end)}
         name, parameters = self._store._finish_call(worker, [end], None, strict=True)
         return self._store.database.sql(name), parameters
 
-    def _asked_before(self, worker: int, end: outcome.Ended) -> Call:
+    def _asked_before(self, worker: Registration, end: outcome.Ended) -> Call:
         return self._store.database.sql("finish_repeated"), _runs(worker, [end])
 
 
 class _AsyncSettlement(_Settlement):
-    async def finish(self, worker: int, end: outcome.Ended) -> Accepted:  # type: ignore[override]
+    async def finish(  # type: ignore[override]
+        self, worker: Registration, end: outcome.Ended
+    ) -> Accepted:
         try:
             async with self.connection.cursor(row_factory=tuple_row) as cursor:
                 await cursor.execute(*self._call(worker, end))
@@ -204,9 +225,10 @@ def _children(end: outcome.Ended) -> tuple[NewJob, ...]:
     return end.outcome.children if isinstance(end.outcome, outcome.Completed) else ()
 
 
-def _runs(worker: int, ended: Sequence[outcome.Ended]) -> dict[str, Any]:
+def _runs(worker: Registration, ended: Sequence[outcome.Ended]) -> dict[str, Any]:
     return {
-        "worker": worker,
+        "worker": worker.no,
+        "worker_id": worker.id,
         "ids": to_uuids(end.id for end in ended),
         "lease_nos": _array([end.lease_no for end in ended]),
     }

@@ -2,7 +2,8 @@
 
 Partitions are made and dropped by functions that run with their owner's rights, so a worker needs
 no DDL. What it needs is written down once, here: `tenure migrate --grant` grants it, `tenure
-doctor` looks for it. `history` and `events` never change, so nobody is given UPDATE on them.
+doctor` looks for it. `history` and `events` never change, so nobody is given UPDATE on them; what is
+past its time is removed by the owner's functions, so nobody is given DELETE either.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from tenure.stores.postgres.examining import Examination
 ALL = ("SELECT", "INSERT", "UPDATE", "DELETE")
 TABLES = {
     "migrations": ("SELECT",),
+    "settings": ("SELECT",),
+    "upkeep": ("SELECT", "UPDATE"),
     "job_queue": ("SELECT",),
     "jobs": ALL,
     "keys": ALL,
@@ -25,19 +28,34 @@ TABLES = {
     "edges": ALL,
     "workers": ALL,
     "queues": ALL,
-    "history": ("SELECT", "INSERT", "DELETE"),
-    "history_other": ("SELECT", "DELETE"),
+    "history": ("SELECT", "INSERT"),
+    "history_other": ("SELECT",),
     "events": ("SELECT", "INSERT"),
-    "events_other": ("SELECT", "DELETE"),
+    "events_other": ("SELECT",),
 }
 SEQUENCES = {"events_seq": "USAGE", "flushes": "UPDATE"}
 LONGEST_NAME = 63
+REGRANT = """
+DO $regrant$
+DECLARE
+  held record;
+BEGIN
+  FOR held IN
+    SELECT DISTINCT a.grantee::regrole::text AS role FROM pg_class c
+           CROSS JOIN LATERAL aclexplode(c.relacl) a
+     WHERE c.oid = 'tenure.jobs'::regclass AND a.privilege_type = 'UPDATE'
+       AND a.grantee NOT IN (0, c.relowner)
+  LOOP
+    EXECUTE format('{script}', held.role);
+  END LOOP;
+END $regrant$;
+"""
 
 
 def functions() -> list[str]:
     """Ours by name: a schema may hold functions of somebody else's, which are not ours to grant."""
-    text = sql.schema("postgres") + sql.functions("postgres")
-    ours = re.findall(r"^CREATE (?:FUNCTION|PROCEDURE) tenure\.(\w+)", text, re.MULTILINE)
+    text = sql.schema("postgres") + sql.functions()
+    ours = re.findall(r"^CREATE (?:OR REPLACE )?(?:FUNCTION|PROCEDURE) tenure\.(\w+)", text, re.M)
     return sorted(set(ours))
 
 
@@ -53,7 +71,16 @@ def quoted(role: str) -> str:
 
 def grant_sql(schema: str, role: str) -> str:
     """The statements, for a DBA to read. Granting again changes nothing."""
-    to = quoted(role)
+    return _grant_sql(schema, quoted(role))
+
+
+def regrant_sql(schema: str) -> str:
+    """With new functions: whoever may change jobs, and is not their owner, is granted it again."""
+    script = _grant_sql(schema, "%1$s").replace("'", "''")
+    return sql.with_schema(REGRANT, schema).replace("{script}", script)
+
+
+def _grant_sql(schema: str, to: str) -> str:
     lines = ["GRANT USAGE ON SCHEMA tenure TO {role};"]
     by_rights: dict[tuple[str, ...], list[str]] = {}
     for table, rights in TABLES.items():

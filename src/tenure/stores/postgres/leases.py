@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from tenure.store import Renewal, Rescue, WorkerInfo
+from tenure.store import Registration, Renewal, Rescue, WorkerInfo
 from tenure.stores.postgres.base import to_json
 from tenure.stores.postgres.database import to_uuid_text, to_uuids
 from tenure.stores.postgres.finishing import Finishing
@@ -18,16 +18,16 @@ class Leases(Finishing):
         super().__init__(*args, **kwargs)
         self._renewal_seconds = self.database.timeout
 
-    def register(self, worker: WorkerInfo) -> int:
+    def register(self, worker: WorkerInfo) -> Registration:
         """A renewal that is not answered must leave time for another, on another connection."""
         self._renewal_seconds = min(self.database.timeout, worker.lease_ms / 4000)
         values = worker._asdict() | {"meta": to_json(worker.meta), "now": self._now(None)}
         ((number,),) = self._rows("register", values)
-        return int(number)
+        return Registration(int(number), worker.id)
 
     def progress(
         self,
-        worker: int,
+        worker: Registration,
         reports: Sequence[tuple[str, int, str]],
         *,
         now_ms: int | None = None,
@@ -39,12 +39,16 @@ class Leases(Finishing):
             f'{{"id":"{to_uuid_text(id)}","lease_no":{lease_no},"progress":{text}}}'
             for (id, lease_no), text in sorted(latest.items())
         )
-        parameters = {"worker": worker, "rows": f"[{rows}]", "now": self._now(now_ms)}
+        parameters = _named(worker) | {
+            "ids": to_uuids(sorted({id for id, _lease_no in latest})),
+            "rows": f"[{rows}]",
+            "now": self._now(now_ms),
+        }
         stored = set(self._rows("progress", parameters))
         return [report[:2] in stored for report in reports]
 
-    def renew(self, worker: int, *, now_ms: int | None = None) -> Renewal | None:
-        parameters = {"worker": worker, "now": self._now(now_ms)}
+    def renew(self, worker: Registration, *, now_ms: int | None = None) -> Renewal | None:
+        parameters = _named(worker) | {"now": self._now(now_ms)}
         rows = self._rows("renew", parameters, reserved=True, timeout=self._renewal_seconds)
         if not rows:
             return None
@@ -54,15 +58,15 @@ class Leases(Finishing):
             {id: reason for id, _lease_no, reason in held if reason is not None},
         )
 
-    def cancel_requests(self, worker: int) -> dict[str, str]:
-        return dict(self._rows("cancel_requests", {"worker": worker}))
+    def cancel_requests(self, worker: Registration) -> dict[str, str]:
+        return dict(self._rows("cancel_requests", {"worker": worker.no}))
 
     def workers(self, *, count: bool = True) -> list[WorkerInfo]:
         return workers_from(self._rows("workers", {"count": count}))
 
     def rescue(
         self,
-        worker: int,
+        worker: Registration,
         beat: int,
         *,
         started: frozenset[str] | None,
@@ -80,8 +84,7 @@ class Leases(Finishing):
             if time.monotonic() - asked > patience:
                 return None
             not_after = clock + int(patience * 1000)
-        parameters = {
-            "worker": worker,
+        parameters = _named(worker) | {
             "beat": beat,
             "started": None if started is None else to_uuids(sorted(started)),
             "limit": limit,
@@ -97,5 +100,15 @@ class Leases(Finishing):
             self._hint([""])
         return Rescue(*rows[0])
 
-    def retire(self, worker: int) -> None:
-        self._rows("retire", {"worker": worker, "now": self._now(None)})
+    def retire(self, worker: Registration) -> None:
+        self._rows("retire", _named(worker) | {"now": self._now(None)})
+
+    def take_turn(self, upkeep: str, every: float, *, now_ms: int | None = None) -> bool:
+        every_ms = int(every * 1000)
+        parameters = {"name": upkeep, "every_ms": every_ms, "now": self._now(now_ms)}
+        ((mine,),) = self._rows("take_turn", parameters)
+        return bool(mine)
+
+
+def _named(worker: Registration) -> dict[str, Any]:
+    return {"worker": worker.no, "worker_id": worker.id}

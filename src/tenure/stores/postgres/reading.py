@@ -84,7 +84,7 @@ class Reading(PostgresBase):
     def dead_groups(self, where: Filter, *, limit: int = 100) -> list[DeadGroup]:
         names = ("status", "type", "queue", "org", "place")
         parameters = {name: getattr(where, name) for name in names} | {"most": limit}
-        return [DeadGroup._make(row) for row in self._rows("dead_groups", parameters)]
+        return [DeadGroup(*row) for row in self._rows("dead_groups", parameters)]
 
     def queues(self, *, now_ms: int | None = None) -> list[QueueInfo]:
         counted = self._rows("queue_counts", {"now": self._now(now_ms)})

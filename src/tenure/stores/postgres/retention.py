@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from tenure.errors import StoreBusy
 from tenure.store import Prune
 from tenure.stores.postgres.base import PostgresBase
 
@@ -34,16 +33,22 @@ class Retention(PostgresBase):
             ((count,),) = self._rows(statement, parameters)
             removed[kind] = removed.get(kind, 0) + int(count)
 
-        self._turn_partitions(keep, now, clock, own_terms)
+        own_days = {
+            "keep_history": now - int(keep.completed * 1000),
+            "keep_events": now - int(keep.events * 1000),
+        }
+        self._turn_partitions(own_days, clock, own_terms)
         whole_days = keep.completed >= 2 * DAY_SECONDS
         usual = keep.completed + (DAY_SECONDS if whole_days else 0)
         for (type_,) in self._rows("prune_types", {}):
             mine = keep.tasks.get(type_)
             age = usual if mine is None or mine.completed is None else mine.completed
-            sweep("finished", "prune_history", age, type=type_)
+            sweep("finished", "prune_history", age, type=type_, last=None)
         for type_, own in keep.tasks.items():
             if own.completed_last is not None:
-                sweep("finished", "prune_history_last", type=type_, last=own.completed_last)
+                sweep(
+                    "finished", "prune_history", -DAY_SECONDS, type=type_, last=own.completed_last
+                )
             if own.dead_last is not None:
                 sweep("dead", "prune_dead_last", type=type_, last=own.dead_last)
             age = keep.dead if own.dead is None else own.dead
@@ -59,18 +64,12 @@ class Retention(PostgresBase):
             self._rows("fold_rollups", {"fine": fine, "coarse": coarse, "before": before})
         return removed
 
-    def _turn_partitions(self, keep: Prune, now: int, clock: int, own_terms: list[str]) -> None:
-        """Days to come get their partitions, days that are over lose them. By the server's clock
-        for the first: that is where rows will go."""
-        try:
-            self._rows("add_partitions", {"now": clock})
-            self._rows(
-                "drop_partitions",
-                {
-                    "keep_history": now - int(keep.completed * 1000),
-                    "keep_events": now - int(keep.events * 1000),
-                    "types": own_terms,
-                },
-            )
-        except StoreBusy:
-            log.debug("partitions are left for the next pass: somebody holds a lock on them")
+    def _turn_partitions(self, keep: dict[str, int], clock: int, own_terms: list[str]) -> None:
+        """Days to come get their partitions, by the server's clock: that is where rows will go. Days
+        that are over lose theirs, each in a transaction of its own, until somebody is in the way."""
+        self._rows("add_partitions", {"now": clock})
+        for (partition,) in self._rows("old_days", keep):
+            asked = keep | {"partition": partition, "types": own_terms}
+            if self._rows("drop_day", asked) == [("held",)]:
+                log.debug("somebody holds a lock on %s: it is left for the next pass", partition)
+                return

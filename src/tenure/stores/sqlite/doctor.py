@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 REPLACE = (  # the trigger on tenure_jobs does the rest
-    "DELETE FROM tenure_ready; "
+    "DELETE FROM tenure_due; DELETE FROM tenure_later; DELETE FROM tenure_suspects; "
     "DELETE FROM tenure_leases WHERE id NOT IN (SELECT id FROM tenure_jobs); "
     "UPDATE tenure_jobs SET status = status"
 )

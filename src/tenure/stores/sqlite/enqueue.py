@@ -21,7 +21,9 @@ class Enqueueing(SqliteBase):
         super().__init__(*args, **kwargs)
         self._queues: set[str] = set()  # names this process has seen committed
         self._bound: tuple[Terms | None, dict[str, Any]] = (None, {})
-        self._numbered: dict[tuple[str, ...], list[sql.Numbered]] = {}  # by what is absent
+        self._numbered: dict[
+            tuple[str, ...], list[sql.Numbered]
+        ] = {}  # by place and what is absent
 
     def enqueue(
         self, jobs: Sequence[NewJob], *, retry: bool = False, now_ms: int | None = None
@@ -116,7 +118,9 @@ class Enqueueing(SqliteBase):
             if keyed:
                 db.execute(self._sql["enqueue_keys"], parameters)
             db.execute(self._sql["enqueue_jobs"], parameters)
-            db.execute(self._sql["enqueue_ready"], parameters)
+            db.execute(self._sql["enqueue_due"], parameters)
+            if any(job.at_ms is not None or job.delay_ms for job in group):
+                db.execute(self._sql["enqueue_later"], parameters)
             if self.audit == "all" or terms.remark is not None:
                 db.execute(self._sql["enqueue_events"], parameters)
             if keyed:
@@ -144,10 +148,14 @@ class Enqueueing(SqliteBase):
         """What `task.enqueue` mostly sends: the same rows with less around them."""
         id, terms, payload, delay_ms, at_ms, *_rest = job
         due = now + delay_ms if at_ms is None else at_ms
-        parameters = {**self._bind(terms), "now": now, "id": id, "payload": payload, "due": due}
+        asked = due if at_ms is not None or delay_ms else None
+        own = {"now": now, "id": id, "payload": payload, "due": due, "asked": asked}
+        parameters = {**self._bind(terms), **own}
         if terms.queue not in known_queues:
             db.execute(self._sql["add_queue"], parameters)
-        stored, ready, noted = self._for_one(parameters)
+        stored, ready, noted = self._for_one(
+            parameters, "enqueue_job_later" if due > now else "enqueue_job_due"
+        )
         if db.execute(stored.text, stored.values(parameters)).rowcount == 0:
             raise _stored_already(id)
         db.execute(ready.text, ready.values(parameters))
@@ -155,13 +163,13 @@ class Enqueueing(SqliteBase):
             db.execute(noted.text, noted.values(parameters))
         return Receipt(id, False, "queued")
 
-    def _for_one(self, parameters: dict[str, Any]) -> list[sql.Numbered]:
+    def _for_one(self, parameters: dict[str, Any], place: str) -> list[sql.Numbered]:
         absent = tuple([name for name, value in parameters.items() if value is None])
-        found = self._numbered.get(absent)
+        found = self._numbered.get((place, *absent))
         if found is None:
-            names = ("enqueue_job", "enqueue_job_ready", "enqueue_job_event")
+            names = ("enqueue_job", place, "enqueue_job_event")
             found = [sql.numbered(self._sql[name], absent) for name in names]
-            self._numbered[absent] = found
+            self._numbered[place, *absent] = found
         return found
 
     def _bind(self, terms: Terms) -> dict[str, Any]:
@@ -180,15 +188,22 @@ class Enqueueing(SqliteBase):
             return
         refuse_circles(jobs)
         needs = to_json(sorted({needed for job in jobs for needed in job.after}))
-        orgs = {id: org for id, _status, org in db.execute(self._sql["statuses"], {"ids": needs})}
+        found = {
+            id: (org, status)
+            for id, status, org in db.execute(self._sql["statuses"], {"ids": needs})
+        }
         for job in jobs:
+            org = job.terms.org
             for needed in job.after:
-                org = job.terms.org
-                if orgs.get(needed) != org and (org, needed) not in done:
-                    raise errors.JobError(
-                        f"a {job.terms.type!r} job is to run after {needed}, but there is no such "
-                        "job: enqueue that one first, or with it in the same batch"
-                    )
+                owner, status = found.get(needed, (None, None))
+                if (org, needed) in done or (owner == org and status != "cancelled"):
+                    continue
+                why = "there is no such job: enqueue that one first, or with it in the same batch"
+                if owner == org:
+                    why = "that one was cancelled and will never complete"
+                raise errors.JobError(
+                    f"a {job.terms.type!r} job is to run after {needed}, but {why}"
+                )
         edges = to_json(
             [
                 (job.id, needed, (job.terms.org, needed) in done)

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from tenure import errors, sql
 from tenure.stores.sqlite import explaining
+from tenure.stores.rows import death_handle
 from tenure.stores.sqlite.gate import Connection, GateWaiter
 
 if TYPE_CHECKING:
     import sqlite3
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 CHECKPOINT_BYTES = 8 * 1024 * 1024
 LOOK_AT_LOG_EVERY = 0.02
 FIXED_VERSIONS = ((3, 51, 3), (3, 50, 7), (3, 44, 6))
@@ -224,6 +225,7 @@ class SqliteFile:
             db.execute("PRAGMA temp_store=MEMORY")
             db.execute("PRAGMA wal_autocheckpoint=0")
             db.execute("PRAGMA cache_size=-16000")
+            db.create_function("tenure_death", 4, death_handle, deterministic=True)
             db.executescript(sql.statements("sqlite")["temporary_tables"])
         except self.module.Error as error:
             if db is not None:
@@ -294,7 +296,7 @@ class SqliteFile:
         """Several processes may open a new file at once: all of it happens behind the gate."""
         connection = self._connect()
         try:
-            if self._version(connection.db) != SCHEMA_VERSION:
+            if self._version(connection.db) < SCHEMA_VERSION:
                 self._migrate(connection)
         except self.module.Error as error:
             raise self.explain(error) from error
@@ -335,10 +337,9 @@ class SqliteFile:
                 try:
                     for statement in split_statements(migration.text, self.module):
                         db.execute(statement)
-                    db.execute(
-                        "INSERT INTO tenure_migrations VALUES (?, ?, ?)",
-                        (migration.version, migration.name, self.clock()),
-                    )
+                    db.execute(sql.stamp(migration), {"now": self.clock()})
+                    if migration.version == 2:
+                        db.execute(sql.statements("sqlite")["name_deaths"])
                     db.execute("COMMIT")
                 except BaseException:
                     if db.in_transaction:
@@ -358,10 +359,16 @@ class SqliteFile:
         version: int = db.execute(
             "SELECT coalesce(max(version), 0) FROM tenure_migrations"
         ).fetchone()[0]
-        if version > SCHEMA_VERSION:
+        if version <= SCHEMA_VERSION:
+            return version
+        (needed,) = db.execute(
+            "SELECT max(compatible_from) FROM tenure_migrations WHERE pack = 'tenure'"
+        ).fetchone()
+        if needed > SCHEMA_VERSION:
             raise errors.SchemaError(
-                f"{self.path} has schema version {version}; this Tenure knows up to "
-                f"{SCHEMA_VERSION}. Upgrade Tenure here, or point it at another file."
+                f"{self.path} has schema version {version} and needs a Tenure that knows version "
+                f"{needed}; this one knows {SCHEMA_VERSION}. Upgrade Tenure here, or point it at "
+                "another file."
             )
         return version
 

@@ -10,8 +10,8 @@ import msgspec
 
 from tenure import outcome
 from tenure.errors import ConfigError, JobError, StoreError
-from tenure.job import SYSTEM, Actor, NewJob
-from tenure.store import Accepted, AsyncSettlement, Settlement
+from tenure.job import DEAD, SYSTEM, Actor, NewJob
+from tenure.store import Accepted, AsyncSettlement, Registration, Settlement
 from tenure.stores.rows import finish_row
 from tenure.stores.sqlite.base import to_json
 from tenure.stores.sqlite.enqueue import Enqueueing
@@ -28,17 +28,23 @@ class Finishing(Enqueueing):
         self._walked = ("", "")  # where the janitor's walk over unmet edges stands
 
     def finish(
-        self, worker: int, ended: Sequence[outcome.Ended], *, now_ms: int | None = None
+        self, worker: Registration, ended: Sequence[outcome.Ended], *, now_ms: int | None = None
     ) -> list[Accepted]:
         if not ended:
             return []
         with self.file.write() as db:
             return self._finish(db, worker, ended, self._now(now_ms))
 
+    def settled(self, job_id: str, lease_no: int) -> bool:
+        """What another connection can read here is on disk."""
+        with self.file.read() as db:
+            asked = {"id": job_id, "lease_no": lease_no}
+            return db.execute(self._sql["settled"], asked).fetchone() is not None
+
     def _finish(
         self,
         db: sqlite3.Connection,
-        worker: int,
+        worker: Registration,
         ended: Sequence[outcome.Ended],
         now: int,
         *,
@@ -56,7 +62,11 @@ class Finishing(Enqueueing):
         return verdicts
 
     def _pass_fence(
-        self, db: sqlite3.Connection, worker: int, ended: Sequence[outcome.Ended], now: int
+        self,
+        db: sqlite3.Connection,
+        worker: Registration,
+        ended: Sequence[outcome.Ended],
+        now: int,
     ) -> tuple[list[Accepted], dict[str, Any]]:
         """Put into `ended` what still holds its lease; nothing of any job is changed yet."""
         fence = "finish_fence_completed"
@@ -67,14 +77,15 @@ class Finishing(Enqueueing):
         ]
         if len(rows) < len(ended):
             fence, rows = "finish_fence", list(map(finish_row, ended))
-        parameters = {"worker": worker, "rows": to_json(rows), "now": now, "audit": self.audit}
+        named = {"worker": worker.no, "worker_id": worker.id}
+        parameters = named | {"rows": to_json(rows), "now": now, "audit": self.audit}
         db.execute("DELETE FROM temp.ended")
         passed = db.execute(self._sql[fence], parameters).rowcount
         if passed == len(ended):
             return ["accepted"] * passed, parameters
         runs = [(end.id, end.lease_no) for end in ended]
         accepted = set(db.execute(self._sql["finish_accepted"]))
-        asked = {"runs": to_json(runs), "worker": worker}
+        asked = named | {"runs": to_json(runs)}
         repeated = set(db.execute(self._sql["finish_repeated"], asked))
         return [_verdict(run, accepted, repeated) for run in runs], parameters
 
@@ -126,6 +137,8 @@ class Finishing(Enqueueing):
         db.execute(self._sql["finish_history"], parameters)
         db.execute(self._sql["finish_leave"])
         db.execute(self._sql["finish_keys"], parameters)
+        if db.execute(self._sql["anything_waits"]).fetchone():
+            db.execute(self._sql["finish_waiting"])
         if db.execute(self._sql["any_steps"]).fetchone():
             db.execute(self._sql["finish_steps"])
         db.execute(self._sql["finish_rollups"], parameters)
@@ -138,10 +151,10 @@ class Finishing(Enqueueing):
             released = [row[0] for row in db.execute(self._sql["finish_met"]).fetchall()]
             if released:
                 db.execute(self._sql["count_waits"], {"ids": to_json(released), "now": now})
-            doomed = [row[0] for row in db.execute(self._sql["finish_doomed"]).fetchall()]
+            doomed = db.execute(self._sql["finish_doomed"]).fetchall()
             if not doomed:
                 return
-            self._withdraw(db, doomed, "job.cancelled", self._doom(now))
+            self._end_with_their_needs(db, dict(doomed), now)
 
     def settle_dependants(self, *, now_ms: int | None = None) -> int:
         with self.file.read() as db:
@@ -159,27 +172,48 @@ class Finishing(Enqueueing):
                 released = sorted({job for job, _needs in met})
                 db.execute(self._sql["meet_edges"], {"edges": to_json(met)})
                 db.execute(self._sql["count_waits"], {"ids": to_json(released), "now": now})
-            ended = ("failed", "dead_letter", "cancelled", "gone")
-            doomed = sorted({row[0] for row in page if row[2] in ended and row[3] == "cancel"})
+            doomed = {row[0]: True for row in page if row[2] in DEAD and row[3] == "cancel"}
+            doomed |= {row[0]: False for row in page if row[2] in ("cancelled", "gone")}
             if doomed:
-                self._withdraw(db, doomed, "job.cancelled", self._doom(now))
+                self._end_with_their_needs(db, doomed, now)
                 self._settle_edges(db, now)
         return len(met) + len(doomed)
 
-    def _doom(self, now: int) -> dict[str, Any]:
-        reason = "a job it was to run after has failed"
-        return self._operator(SYSTEM, reason, "dependency_failed") | {"now": now}
+    def _end_with_their_needs(
+        self, db: sqlite3.Connection, doomed: dict[str, bool], now: int
+    ) -> None:
+        """id -> whether its need has failed, which is told apart from one that was cancelled. What
+        was to end with these in turn is found in `ended` afterwards."""
+        db.execute("DELETE FROM temp.ended")
+        for failed, why, code in (
+            (True, "a job it was to run after has failed", "dependency_failed"),
+            (False, "a job it was to run after was cancelled", "dependency_cancelled"),
+        ):
+            ids = sorted(id for id, so in doomed.items() if bool(so) is failed)
+            parameters = self._operator(SYSTEM, why, code) | {"now": now}
+            self._take_out(db, ids, "job.cancelled", parameters)
+        self._leave(db, parameters)
 
     def _withdraw(
         self, db: sqlite3.Connection, ids: list[str], kind: str, parameters: dict[str, Any]
     ) -> None:
         """Jobs that leave without having run to an end, through the same door as finished ones."""
-        parameters = parameters | {"ids": to_json(ids), "kind": kind}
         db.execute("DELETE FROM temp.ended")
-        db.execute(self._sql["operator_events"], parameters)
-        db.execute(self._sql["operator_end"], parameters)
-        db.execute(self._sql["operator_leave"], parameters)
+        self._take_out(db, ids, kind, parameters)
         self._leave(db, parameters)
+
+    def _take_out(
+        self, db: sqlite3.Connection, ids: list[str], kind: str, parameters: dict[str, Any]
+    ) -> None:
+        parameters = parameters | {"ids": to_json(ids), "kind": kind}
+        for statement in (
+            "operator_events",
+            "operator_end",
+            "operator_leave_due",
+            "operator_leave_later",
+            "operator_leave_suspects",
+        ):
+            db.execute(self._sql[statement], parameters)
 
     def _operator(self, actor: Actor, reason: str, code: str) -> dict[str, Any]:
         return {
@@ -198,19 +232,27 @@ class Finishing(Enqueueing):
             return dict(db.execute(self._sql["steps"], {"job": job_id}).fetchall())
 
     def save_step(
-        self, job_id: str, lease_no: int, name: str, result: str, *, now_ms: int | None = None
+        self,
+        worker: Registration,
+        run: tuple[str, int],
+        name: str,
+        result: str,
+        *,
+        now_ms: int | None = None,
     ) -> bool:
         with self.file.write() as db:
             parameters = {
-                "job": job_id,
-                "lease_no": lease_no,
+                "worker": worker.no,
+                "worker_id": worker.id,
+                "job": run[0],
+                "lease_no": run[1],
                 "name": name,
                 "result": result,
                 "now": self._now(now_ms),
             }
             saved = db.execute(self._sql["save_step"], parameters).rowcount == 1
             if saved:
-                db.execute(self._sql["forgive_crashes"], parameters)
+                db.execute(self._sql["forgive_deaths"], parameters)
         return saved
 
     def results(self, job_id: str) -> dict[str, tuple[str, Any]]:
@@ -239,7 +281,7 @@ class _Settlement:
         self._store = store
         self.connection = connection
 
-    def finish(self, worker: int, end: outcome.Ended) -> Accepted:
+    def finish(self, worker: Registration, end: outcome.Ended) -> Accepted:
         db = self.connection
         if not db.in_transaction:  # an ON CONFLICT ROLLBACK: nothing may commit by itself now
             raise StoreError("the transaction was rolled back inside its block: nothing was stored")

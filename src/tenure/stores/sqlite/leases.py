@@ -6,24 +6,24 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from tenure.store import Renewal, Rescue, WorkerInfo
-from tenure.stores.rows import rescue_row, workers_from
+from tenure.store import Registration, Renewal, Rescue, WorkerInfo
+from tenure.stores.rows import lost_row, workers_from
 from tenure.stores.sqlite.base import to_json
 from tenure.stores.sqlite.finishing import Finishing
 
 
 class Leases(Finishing):
-    def register(self, worker: WorkerInfo) -> int:
+    def register(self, worker: WorkerInfo) -> Registration:
         values = worker._asdict()
         values["meta"] = to_json(worker.meta)
         with self.file.write() as db:
             values["now"] = self.file.clock()
             number: int = db.execute(self._sql["register"], values).fetchone()[0]
-        return number
+        return Registration(number, worker.id)
 
     def progress(
         self,
-        worker: int,
+        worker: Registration,
         reports: Sequence[tuple[str, int, str]],
         *,
         now_ms: int | None = None,
@@ -33,23 +33,23 @@ class Leases(Finishing):
         with self.file.write() as db:
             written = db.execute(
                 self._sql["progress"],
-                {"worker": worker, "rows": to_json(reports), "now": self._now(now_ms)},
+                _named(worker) | {"rows": to_json(reports), "now": self._now(now_ms)},
             )
             stored = set(written.fetchall())
         return [report[:2] in stored for report in reports]
 
-    def renew(self, worker: int, *, now_ms: int | None = None) -> Renewal | None:
+    def renew(self, worker: Registration, *, now_ms: int | None = None) -> Renewal | None:
         with self.file.write() as db:
-            parameters = {"worker": worker, "now": self._now(now_ms)}
+            parameters = _named(worker) | {"now": self._now(now_ms)}
             if db.execute(self._sql["renew"], parameters).fetchone() is None:
                 return None
             leases = dict(db.execute(self._sql["held"], parameters).fetchall())
             cancels = dict(db.execute(self._sql["cancel_requests"], parameters).fetchall())
         return Renewal(leases, cancels)
 
-    def cancel_requests(self, worker: int) -> dict[str, str]:
+    def cancel_requests(self, worker: Registration) -> dict[str, str]:
         with self.file.read() as db:
-            return dict(db.execute(self._sql["cancel_requests"], {"worker": worker}).fetchall())
+            return dict(db.execute(self._sql["cancel_requests"], _named(worker)).fetchall())
 
     def workers(self, *, count: bool = True) -> list[WorkerInfo]:
         with self.file.read() as db:
@@ -57,7 +57,7 @@ class Leases(Finishing):
 
     def rescue(
         self,
-        worker: int,
+        worker: Registration,
         beat: int,
         *,
         started: frozenset[str] | None,
@@ -70,8 +70,7 @@ class Leases(Finishing):
         with self.file.write() as db:
             if patience is not None and time.monotonic() - asked > patience:
                 return None
-            parameters: dict[str, Any] = {
-                "worker": worker,
+            parameters: dict[str, Any] = _named(worker) | {
                 "beat": beat,
                 "reason": reason,
                 "now": self._now(now_ms),
@@ -82,16 +81,25 @@ class Leases(Finishing):
             held = db.execute(self._sql["held"], parameters).fetchall()
             charged = {i: limit for i, _no in held if started is None or i in started}
             parameters["rows"] = to_json(
-                [rescue_row(i, no, "rescued", reason, charged.get(i)) for i, no in held]
+                [lost_row(i, no, reason, charged.get(i)) for i, no in held]
             )
             db.execute("DELETE FROM temp.ended")
             db.execute(self._sql["finish_fence"], parameters)
-            poisoned = db.execute(
+            lost = db.execute(
                 "SELECT count(*) FROM temp.ended WHERE status = 'dead_letter'"
             ).fetchone()[0]  # now: whoever waited for them may leave through `ended` too
             self._end(db, parameters, stays=True)
-        return Rescue(len(held) - poisoned, poisoned)
+        return Rescue(len(held) - lost, lost)
 
-    def retire(self, worker: int) -> None:
+    def retire(self, worker: Registration) -> None:
         with self.file.write() as db:
-            db.execute(self._sql["retire"], {"worker": worker, "now": self.file.clock()})
+            db.execute(self._sql["retire"], _named(worker) | {"now": self.file.clock()})
+
+    def take_turn(self, upkeep: str, every: float, *, now_ms: int | None = None) -> bool:
+        with self.file.write() as db:
+            asked = {"name": upkeep, "every_ms": int(every * 1000), "now": self._now(now_ms)}
+            return db.execute(self._sql["take_turn"], asked).fetchone() is not None
+
+
+def _named(worker: Registration) -> dict[str, Any]:
+    return {"worker": worker.no, "worker_id": worker.id}

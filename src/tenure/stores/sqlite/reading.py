@@ -71,7 +71,7 @@ class Reading(SqliteBase):
     def dead_groups(self, where: Filter, *, limit: int = 100) -> list[DeadGroup]:
         with self.file.read() as db:
             rows = db.execute(self._sql["dead_groups"], where._asdict() | {"most": limit})
-            return [DeadGroup._make(row) for row in rows.fetchall()]
+            return [DeadGroup(*row) for row in rows.fetchall()]
 
     def queues(self, *, now_ms: int | None = None) -> list[QueueInfo]:
         now = self._now(now_ms)
