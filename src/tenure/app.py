@@ -249,9 +249,12 @@ class App:
         return await self.client.aresult(parse_id(id), timeout)
 
     def stats(self) -> dict[str, Any]:
-        """Counts by status and by queue, and who is working."""
+        """Counts by status and by queue, and who is working. A figure is counted to 10,000, and no
+        further: then it is `capped`."""
+        totals = self.store.totals()
         return {
-            "jobs": self.store.totals(),
+            "jobs": totals.jobs,
+            "capped": list(totals.capped),
             "queues": [queue._asdict() for queue in self.queues()],
             "workers": sum(worker.dead_at is None for worker in self.workers()),
         }

@@ -63,6 +63,10 @@ class WorkerInfo(NamedTuple):
     meta: dict[str, Any]
     held: int
 
+    @property
+    def registration(self) -> Registration:
+        return Registration(self.no, self.id)
+
 
 class QueueInfo(NamedTuple):
     name: str
@@ -339,8 +343,9 @@ class Store(Protocol):
     # -- reading ------------------------------------------------------------------------------
     def get(self, id: str, *, org: str | None = None) -> Job | None: ...
 
-    def find(self, where: Filter, *, before: str | None = None, limit: int = 100) -> list[Job]:
-        """Newest first, one page; continue with `before=` the last id."""
+    def find(self, where: Filter, *, before: str | None = None, limit: int = 100) -> Page:
+        """Newest first, one page; continue with `before=` what it says. At most 20,000 rows are
+        looked at for a page. By `key`: the job that holds it, in each org."""
 
     def events(
         self,
@@ -353,20 +358,21 @@ class Store(Protocol):
         """Oldest first, one page; continue with `after=` the last seq."""
 
     def dead_groups(self, where: Filter, *, limit: int = 100) -> list[DeadGroup]:
-        """Dead jobs grouped by what they died of, largest group first."""
+        """Dead jobs grouped by what they died of, largest group first; each counted to 10,000."""
 
-    def queues(self, *, now_ms: int | None = None) -> list[QueueInfo]: ...
+    def queues(self, *, now_ms: int | None = None) -> list[QueueInfo]:
+        """Every figure is counted to 10,000, and no further (`capped`)."""
 
     def queue_names(self) -> dict[str, bool]:
         """Every queue name known to the store -> paused."""
 
     def unknown_types(self, types: frozenset[str]) -> dict[str, int]:
-        """Queued jobs whose type is not among these."""
+        """Queued jobs whose type is not among these, as far as some 20,000 rows tell."""
 
     def rollups(self, *, since_ms: int) -> list[Rollup]: ...
 
-    def totals(self) -> dict[str, int]:
-        """Count of jobs per status, live and finished."""
+    def totals(self) -> Totals:
+        """Count of jobs per status, live and finished; each to 10,000, and no further."""
 
     # -- operators ----------------------------------------------------------------------------
     def cancel(
@@ -398,6 +404,13 @@ class Store(Protocol):
     def prune(self, keep: Prune, *, now_ms: int | None = None) -> Mapping[str, int]:
         """One bounded pass of retention: finished and dead jobs, events, expired keys, dead
         worker rows, rollups folded. What was removed, by kind."""
+
+    def settings(self) -> dict[str, str]:
+        """What the owner has laid down: `keep_history`, `keep_events` (milliseconds that finished
+        jobs and events are kept, whatever a worker asks for), `audit` (the least to be written)."""
+
+    def lay_down(self, name: str, value: str | None, *, by: str) -> None:
+        """Lay it down, or take it back (None). On PostgreSQL for the owner of the tables only."""
 
     def inspect(self) -> list[Finding]:
         """What `doctor` says about this database."""

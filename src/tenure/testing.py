@@ -226,7 +226,8 @@ class _Bench(AbstractContextManager["_Bench"]):
         if self._raise and self._failures:
             raise self._failures[0]
         counts = {n: c for n, c in self._finisher.counts.items() if n in plan.Summary._fields}
-        left = {status: n for status, n in store.totals().items() if n and status == "queued"}
+        queued = store.totals().jobs["queued"]
+        left = {"queued": queued} if queued else {}
         return plan.Summary(**counts, seconds=time.monotonic() - begun, left=left)
 
     def _next(self, clock: Clock | None) -> ClaimedJob | None:

@@ -260,7 +260,7 @@ def test_an_edited_replay_starts_over(stage: Stage) -> None:
     id, *_ = put(stage, 1)
     worker = enlist(stage.store)
     (job,) = stage.store.claim(worker, [("reports", 1)]).jobs
-    assert stage.store.save_step(no, (id, job.lease_no), "open", "1")
+    assert stage.store.save_step(worker, (id, job.lease_no), "open", "1")
     stage.store.finish(worker, [outcome.Ended(id, job.lease_no, 1, outcome.Dead(BOOM))])
 
     assert stage.tenure.shop("job", id, "--json").object["steps"] == ["open"]

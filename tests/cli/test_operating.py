@@ -164,7 +164,7 @@ def test_another_orgs_job_is_absent(stage: Stage) -> None:
 )
 def test_a_dry_run_changes_nothing(stage: Stage, command: list[str]) -> None:
     def everything() -> tuple[object, ...]:
-        return stage.store.find(Filter()), stage.store.events(), stage.store.queues(now_ms=0)
+        return stage.store.find(Filter()).jobs, stage.store.events(), stage.store.queues(now_ms=0)
 
     before = everything()
     ran = stage.tenure.shop(*command, "--dry-run")

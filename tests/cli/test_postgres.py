@@ -210,7 +210,8 @@ def test_retention_needs_no_rights_on_tables(stage: Stage) -> None:
     stage.store.prune(Prune(completed=0, dead=0, events=0), now_ms=now + 10 * DAY_MS)
 
     assert left == [(10,)], "the old days were dropped, and could be made again"
-    assert stage.store.totals().get("completed", 0) == stage.store.totals().get("failed", 0) == 0
+    found = stage.store.totals().jobs
+    assert found["completed"] == found["failed"] == 0
 
 
 # -- migrate --------------------------------------------------------------------------------------

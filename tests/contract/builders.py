@@ -21,7 +21,7 @@ from typing import Any
 from tenure.ids import new_id
 from tenure.job import Actor, ClaimedJob, Event, Job, NewJob, Terms
 from tenure.outcome import Ended, Failure, Outcome
-from tenure.store import Accepted, QueueInfo, Registration, Store, WorkerInfo
+from tenure.store import Accepted, Filter, QueueInfo, Registration, Store, WorkerInfo
 
 _postgres = importlib.util.find_spec("tenure.stores.postgres")
 # Until the PostgreSQL store is written: a folder without `__init__.py` is no store yet.
@@ -310,6 +310,11 @@ def get(store: Store, id: str) -> Job:
     return job
 
 
+def find(store: Store, where: Filter | None = None, **page: Any) -> list[Job]:
+    """One page of jobs."""
+    return store.find(where or Filter(), **page).jobs
+
+
 def all_events(store: Store, **where: Any) -> list[Event]:
     """Every event, page by page."""
     found: list[Event] = []
@@ -329,7 +334,7 @@ def queue_info(store: Store, name: str = "default") -> QueueInfo:
 
 def totals(store: Store) -> dict[str, int]:
     """Counts per status without the zeros: whether a store lists them is its own business."""
-    return {status: count for status, count in store.totals().items() if count}
+    return {status: count for status, count in store.totals().jobs.items() if count}
 
 
 def snapshot(store: Store, *ids: str) -> tuple[Any, ...]:

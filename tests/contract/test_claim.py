@@ -170,7 +170,7 @@ def test_a_limit_in_all_goes_beside_the_limits_of_the_queues(store: Store, limit
     taken = counts([job.queue for job in jobs])
     assert taken.get("a", 0) <= 2
     assert taken.get("b", 0) <= 3
-    assert store.totals()["queued"] == 10 - len(jobs)
+    assert store.totals().jobs["queued"] == 10 - len(jobs)
 
 
 def test_what_one_queue_leaves_of_the_limit_in_all_goes_to_the_next(store: Store) -> None:

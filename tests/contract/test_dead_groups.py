@@ -7,7 +7,7 @@ from typing import Any
 from tenure.outcome import Cancelled, Completed, Dead, Failed, Failure, Outcome, Retried
 from tenure.store import DeadGroup, Filter, Store
 
-from .builders import OPERATOR, SECOND, Clock, ended_job, get, worker
+from .builders import OPERATOR, SECOND, Clock, ended_job, find, get, worker
 
 BAD_HOST = Failure("cannot resolve host a", "DNS", "OSError at mail.py:17")
 OTHER_HOST = Failure("cannot resolve host b", "DNS", "OSError at mail.py:17")
@@ -116,5 +116,5 @@ def test_jobs_of_a_group_are_found_by_its_place(store: Store, clock: Clock) -> N
     wanted = dead(store, clock, Failed(BAD_HOST), 3)
     dead(store, clock, Failed(BAD_DATA), 2)
     (group, _other) = store.dead_groups(ANYTHING)
-    found = store.find(Filter(status=group.status, type=group.type, place=group.place))
+    found = find(store, Filter(status=group.status, type=group.type, place=group.place))
     assert sorted(job.id for job in found) == sorted(wanted)

@@ -21,6 +21,7 @@ from .builders import (
     begin,
     claim,
     claim_one,
+    find,
     finish,
     get,
     in_transaction,
@@ -183,7 +184,7 @@ def test_names_are_any_text(store: Store, text: str) -> None:
     assert (failed.error, failed.error_code, failed.error_place) == (text, text, text)
     assert (failed.project, failed.category, failed.actor.id) == (text, text, text)
     assert (failed.request_id, failed.correlation_id) == (text, text)
-    assert store.find(Filter(type=text, queue=text, org=text)) == [failed]
+    assert find(store, Filter(type=text, queue=text, org=text)) == [failed]
 
 
 @pytest.mark.parametrize(
@@ -396,7 +397,7 @@ def test_a_job_is_invisible_until_its_transaction_commits(store: Store, connecti
     store.enqueue_on(connection, [given])
 
     assert store.get(given.id) is None
-    assert store.find(Filter()) == []
+    assert find(store, Filter()) == []
     connection.execute("COMMIT")
     assert get(store, given.id).status == "queued"
 

@@ -290,7 +290,7 @@ def test_the_file_shrinks_after_a_large_prune(
     clock.advance(8 * DAY)
 
     removed = store.prune(ALL)
-    assert removed["finished"] == 1000
+    assert removed["history"] == 1000
     for _ in range(10):  # as the janitor does, once a minute: nothing more is removed
         store.prune(ALL)
     store.close()

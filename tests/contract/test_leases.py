@@ -337,7 +337,7 @@ def test_a_rescue_keeps_the_attempt_and_never_dead_letters_by_attempts(store: St
 
 
 def test_a_rescue_is_no_crash(store: Store) -> None:
-    """Whatever ended the worker, a pod that was evicted or a machine, says little about its jobs."""
+    """Whatever ended the worker, an eviction or a machine's death, says little about its jobs."""
     no = worker(store)
     job = started_job(store, no)
 

@@ -51,6 +51,7 @@ from .builders import (
     SECOND,
     SQL_KINDS,
     Clock,
+    find,
     get,
     milliseconds,
     new,
@@ -730,7 +731,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_job_is_as_the_model_has_it(self) -> None:
-        found = {job.id: job for job in self.store.find(Filter(), limit=1000)}
+        found = {job.id: job for job in find(self.store, Filter(), limit=1000)}
         assert found.keys() == self.model.keys()
         self.looks += 1
         for id in sorted(found)[self.looks % max(1, len(found)) :][:1]:  # each has its turn

@@ -16,14 +16,15 @@ from tenure.store import Filter, Store
 
 from .builders import (
     FAILURE,
+    HOUR,
     MINUTE,
     OPERATOR,
-    HOUR,
     SECOND,
     Clock,
     claim,
     claim_one,
     ended_job,
+    find,
     finish,
     get,
     milliseconds,
@@ -41,7 +42,7 @@ Sql = Callable[[str], list[dict[str, Any]]]
 
 
 def found(store: Store, where: Filter, **page: Any) -> list[str]:
-    return [job.id for job in store.find(where, **page)]
+    return [job.id for job in find(store, where, **page)]
 
 
 # -- get --------------------------------------------------------------------------------------
@@ -145,9 +146,9 @@ def test_a_job_that_moves_between_two_pages_is_not_listed_twice(store: Store) ->
 def test_the_limit_is_honoured(store: Store) -> None:
     put_many(store, 150)
 
-    assert len(store.find(Filter(), limit=7)) == 7
-    assert len(store.find(Filter())) == 100
-    assert len(store.find(Filter(), limit=1000)) == 150
+    assert len(find(store, Filter(), limit=7)) == 7
+    assert len(find(store, Filter())) == 100
+    assert len(find(store, Filter(), limit=1000)) == 150
 
 
 @pytest.fixture
@@ -219,7 +220,7 @@ def test_filters_and_pages_together(store: Store) -> None:
 
 
 def test_what_is_found_is_what_is_got(store: Store, zoo: dict[str, str]) -> None:
-    assert store.find(Filter()) == [get(store, id) for id in sorted(zoo.values(), reverse=True)]
+    assert find(store, Filter()) == [get(store, id) for id in sorted(zoo.values(), reverse=True)]
 
 
 # -- counts -----------------------------------------------------------------------------------

@@ -258,19 +258,54 @@ def test_a_read_only_file(tmp_path: Path) -> None:
 def test_a_newer_schema_is_refused_and_left_alone(
     place: Place, make_app: Callable[..., tenure.App]
 ) -> None:
-    first = make_app()
-    first.migrate()
-    first.close()
-    # SQLite: when it ran. PostgreSQL: the oldest program that works with it.
-    place.sql("INSERT INTO tenure_migrations VALUES (999, 'from_the_future', 999)")
+    stamp_from_the_future(place, make_app, compatible_from=999)
     app = make_app()
 
     @app.task
     def work() -> None: ...
 
-    for call in (app.migrate, work.enqueue, lambda: app.run_worker(drain=True)):
+    for call in (
+        app.migrate,
+        work.enqueue,
+        lambda: app.run_worker(drain=True),
+        lambda: app.get("01HZZZZZZZZZZZZZZZZZZZZZZZ"),
+        lambda: list(app.find()),
+        lambda: list(app.events()),
+        app.stats,
+    ):
         with pytest.raises(tenure.SchemaError, match="Upgrade Tenure"):
             call()
+
+
+def test_a_newer_schema_that_this_program_works_with_is_used(
+    place: Place, make_app: Callable[..., tenure.App]
+) -> None:
+    """An older program runs on while a fleet is upgraded."""
+    stamp_from_the_future(place, make_app, compatible_from=2)
+    app = make_app()
+
+    @app.task
+    def work() -> int:
+        return 7
+
+    receipt = work.enqueue()
+    app.run_worker(drain=True)
+
+    assert app.result(receipt.id) == 7
+    assert app.migrate() == []
+
+
+def stamp_from_the_future(
+    place: Place, make_app: Callable[..., tenure.App], *, compatible_from: int
+) -> None:
+    first = make_app()
+    first.migrate()
+    first.close()
+    when = ", 1" if place.kind == "sqlite" else ", now()"
+    place.sql(
+        "INSERT INTO tenure_migrations (version, name, compatible_from, applied_at) "
+        f"VALUES (999, 'from_the_future', {compatible_from}{when})"
+    )
 
 
 def test_an_unknown_job_and_a_step_that_is_not_allowed(

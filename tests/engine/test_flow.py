@@ -255,11 +255,15 @@ def test_a_step_of_a_run_that_lost_its_lease_stops_it(app: tenure.App) -> None:
         receipt = work.enqueue()
         assert started.wait(10)
         (info,) = [row for row in app.workers() if row.dead_at is None]
-        rescued = app.store.rescue(info.no, info.beat, started=frozenset(), limit=3, reason="test")
+        rescued = app.store.rescue(
+            info.registration, info.beat, started=frozenset(), limit=3, reason="test"
+        )
         beat = info.beat
         while rescued is None:  # it renewed at that moment
             beat += 1
-            rescued = app.store.rescue(info.no, beat, started=frozenset(), limit=3, reason="test")
+            rescued = app.store.rescue(
+                info.registration, beat, started=frozenset(), limit=3, reason="test"
+            )
         go.set()
         assert ended.wait(10)
         app.result(receipt.id, timeout=15)
@@ -632,7 +636,7 @@ def test_a_transaction_without_its_lease_is_refused(
         while rescued is None:
             (info,) = [row for row in app.workers() if row.dead_at is None]
             rescued = app.store.rescue(
-                info.no, info.beat, started=frozenset(), limit=3, reason="test"
+                info.registration, info.beat, started=frozenset(), limit=3, reason="test"
             )
         go.set()
         assert ended.wait(10)

@@ -258,7 +258,7 @@ def test_without_its_lease_it_is_refused(
         while rescued is None:
             (info,) = [row for row in app.workers() if row.dead_at is None]
             rescued = app.store.rescue(
-                info.no, info.beat, started=frozenset(), limit=3, reason="test"
+                info.registration, info.beat, started=frozenset(), limit=3, reason="test"
             )
 
     task = make(**{when: lose})
@@ -279,7 +279,9 @@ def test_losing_its_lease_is_an_error_of_its_own(app: tenure.App, ledger: Ledger
         if ctx.job.lease_no > 1:
             return
         (info,) = app.workers()
-        while not app.store.rescue(info.no, info.beat, started=frozenset(), limit=3, reason="test"):
+        while not app.store.rescue(
+            info.registration, info.beat, started=frozenset(), limit=3, reason="test"
+        ):
             (info,) = app.workers()
         try:
             async with ctx.transaction() as conn:

@@ -297,7 +297,7 @@ def test_an_embedded_worker_declared_dead_starts_over_and_the_old_run_is_void(
         assert started.acquire(timeout=10)
         (row,) = app.workers()
         done = app.store.rescue(
-            row.no, row.beat, started=frozenset(), limit=3, reason="for a test"
+            row.registration, row.beat, started=frozenset(), limit=3, reason="for a test"
         )  # as another worker would, had this one stopped for a lease
         assert done is not None
         assert done.requeued == 1

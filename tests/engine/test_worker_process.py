@@ -174,7 +174,7 @@ def test_a_lease_the_worker_never_heard_of_is_given_back(
     receipt = shop.jobs.quick.options(queue="lost").enqueue(7)
     row = shop.row_of(worker)
     # Either this claim wins or the worker's own did; both end well, the first is the test.
-    claim = shop.app.store.claim(row.no, [("lost", 1)], None)
+    claim = shop.app.store.claim(row.registration, [("lost", 1)], None)
 
     assert shop.app.result(receipt.id, timeout=15) == 7
 

@@ -60,8 +60,8 @@ WITH ours AS (
 OLD_ROWS = """
 INSERT INTO tenure.jobs (id, type, status, queue, priority, org, ready_at, max_attempts, timeout_ms,
   category, actor_type, actor_id, scheduled_at, created_at, updated_at, payload)
-SELECT tenure.new_id(1), 'noop', 'queued', 'default', 5, 'default', n, 5, 1, 'default', 'system', 'x',
-       1, 1, 1, '{}' FROM generate_series(1, 10001) n;
+SELECT tenure.new_id(1), 'noop', 'queued', 'default', 5, 'default', n, 5, 1, 'default', 'system',
+       'x', 1, 1, 1, '{}' FROM generate_series(1, 10001) n;
 INSERT INTO tenure.events (at, kind, org, actor_type, actor_id)
 SELECT extract(epoch FROM now())::bigint * 1000 + n, 'queue.paused', 'default', 'system', 'x'
   FROM generate_series(1, 100) n;
@@ -195,7 +195,8 @@ def test_migrations_are_numbered_without_gaps_up_to_the_version_we_know(dialect:
 def test_every_statement_is_used(dialect: str, file: str) -> None:
     """A statement nobody runs is dead; one that is missing fails at run time."""
     source = Path(sql.__file__).parents[1] / "stores" / dialect
-    code = "\n".join(path.read_text("utf-8") for path in sorted(source.glob("*.py")))
+    paths = [*sorted(source.glob("*.py")), *sorted(source.parent.glob("*.py"))]
+    code = "\n".join(path.read_text("utf-8") for path in paths)
     named = set(sql.statements(dialect, file))
     mentioned = {name for name in named if re.search(rf"""["']{name}["']""", code)}
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import servers
-from contract.builders import FAILURE, OPERATOR, new, put_many, terms, worker
+from contract.builders import FAILURE, OPERATOR, find, new, put_many, terms, worker
 from tenure.ids import new_ids
 from tenure.job import NewJob
 from tenure.outcome import Completed, Dead, Ended, Retried
@@ -217,7 +217,7 @@ def test_progress_is_written_by_id(store: PostgresStore, walk: Observe) -> None:
 
 
 def test_one_job_is_looked_up_in_one_partition(store: PostgresStore, walk: Observe) -> None:
-    (done,) = store.find(Filter(status="completed"), limit=1)
+    (done,) = find(store, Filter(status="completed"), limit=1)
     seen = walk(lambda: store.get(done.id))
     scans = [scan for scan in seen.scans if scan[0] == "history"]
     assert len(scans) == 1
@@ -225,7 +225,7 @@ def test_one_job_is_looked_up_in_one_partition(store: PostgresStore, walk: Obser
 
 
 def test_the_events_of_a_job_are_found_by_its_id(store: PostgresStore, walk: Observe) -> None:
-    (done,) = store.find(Filter(status="completed"), limit=1)
+    (done,) = find(store, Filter(status="completed"), limit=1)
     seen = walk(lambda: store.events(job_id=done.id))
     assert seen.rows("events") <= 3  # an empty partition may be looked at as it is
     assert any("job_id" in by for by in seen.by("events")), seen.scans
@@ -238,12 +238,12 @@ def test_a_page_of_events_reads_a_page(store: PostgresStore, walk: Observe) -> N
 
 
 def test_dead_jobs_are_listed_by_their_index(store: PostgresStore, walk: Observe) -> None:
-    seen = walk(lambda: store.find(Filter(status="dead_letter"), limit=10))
+    seen = walk(lambda: find(store, Filter(status="dead_letter"), limit=10))
     assert seen.by("jobs") == {"jobs_dead"}
 
 
 def test_a_page_of_finished_jobs_reads_a_page(store: PostgresStore, walk: Observe) -> None:
-    seen = walk(lambda: store.find(Filter(status="completed"), limit=10))
+    seen = walk(lambda: find(store, Filter(status="completed"), limit=10))
     assert seen.rows("history") <= 100
 
 

@@ -554,7 +554,7 @@ def test_a_hint_that_fails_is_no_failed_enqueue(store: PostgresStore) -> None:
 
     assert store.enqueue([job]) == [Receipt(job.id, False, "queued")]
 
-    assert store.totals()["queued"] == 1
+    assert store.totals().jobs["queued"] == 1
     assert [event.kind for event in store.events(job_id=job.id)] == ["job.enqueued"]
 
 

@@ -50,7 +50,7 @@ def test_the_log_stays_bounded(store: SqliteStore, path: Path) -> None:
         store.enqueue(jobs(200, size=8_000))
 
     assert os.path.getsize(f"{path}-wal") < 3 * CHECKPOINT_BYTES
-    assert store.totals()["queued"] == 8_000
+    assert store.totals().jobs["queued"] == 8_000
 
 
 def test_an_old_reader_delays_the_log_but_nobody_waits_for_it(
@@ -70,7 +70,7 @@ def test_an_old_reader_delays_the_log_but_nobody_waits_for_it(
 
     assert grown > CHECKPOINT_BYTES  # it could not be reset then
     assert os.path.getsize(f"{path}-wal") <= grown + 2 * CHECKPOINT_BYTES
-    assert store.totals()["queued"] == 8_000
+    assert store.totals().jobs["queued"] == 8_000
 
 
 def test_a_writer_that_stands_in_the_gate_is_named_after_the_time_out(store: SqliteStore) -> None:
@@ -101,12 +101,12 @@ def test_a_foreign_transaction_is_waited_for_and_then_named(store: SqliteStore, 
     foreign.execute("ROLLBACK")
     foreign.close()
 
-    assert store.totals()["queued"] == 0
+    assert store.totals().jobs["queued"] == 0
     assert len(store.enqueue(jobs(1))) == 1
 
 
 def test_a_killed_migration_goes_on_where_it_stopped(store: SqliteStore, path: Path) -> None:
-    assert store.migrate() == ["0001_initial"]
+    assert store.migrate() == ["0001_initial", "0002_promises"]
     assert store.migrate() == []
     with sqlite3.connect(path) as db:
         db.execute("DELETE FROM tenure_migrations")  # as if it had died before its stamp

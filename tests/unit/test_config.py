@@ -43,6 +43,7 @@ def test_defaults():
         "shutdown_timeout": 30.0,
         "timeout": 300.0,
         "crash_limit": 3,
+        "loss_limit": 10,
         "max_payload_bytes": 262_144,
         "audit": "all",
         "keep_completed_seconds": 7 * 86_400,

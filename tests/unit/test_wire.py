@@ -22,6 +22,7 @@ from tenure.engine.wire import (
     frame,
 )
 from tenure.job import ClaimedJob
+from tenure.store import Registration
 
 
 @pytest.mark.parametrize("nonsense", [b"\x04\x00\x00\x00\xc1\xc1\xc1\xc1", b"\x01\x00\x00\x00\x2a"])
@@ -46,7 +47,7 @@ def jobs(count: int, payload: str = "{}") -> list[Assignment]:
             slot,
             ClaimedJob(
                 f"{slot:026}", 1, "t", payload, 1, 5, 0, 1000, "default", 5, "default", "default",
-                None, "system", "tenure", None, None, None, None, None, 0, 0, 0,
+                None, "system", "tenure", None, None, None, None, None, 0, 0, 0, 0,
             ),
         )
         for slot in range(count)
@@ -57,8 +58,9 @@ def test_what_is_sent_arrives_whole_and_in_order() -> None:
     """Large batches are encoded by another thread; nothing may overtake them."""
     ours, theirs = socket.socketpair()
     sent: list[Any] = []
+    who = Registration(1, "w")
     for number in range(20):
-        sent += [Run(jobs(LARGE), number), Run(jobs(1), number), Cancel({"a": str(number)})]
+        sent += [Run(jobs(LARGE), who), Run(jobs(1), who), Cancel({"a": str(number)})]
     frames, received = Frames(ToChild), []
     with theirs:
         pipe = Pipe(ours, lambda message: None, lambda: None)
@@ -75,7 +77,9 @@ def test_a_batch_that_cannot_be_said_ends_the_child(caplog: pytest.LogCaptureFix
     ours, theirs = socket.socketpair()
     heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
     with caplog.at_level(logging.ERROR, logger="tenure.worker"), theirs:
-        Pipe(ours, heard.put, lambda: heard.put("its end")).send(Run(jobs(LARGE, "\ud800"), 1))
+        Pipe(ours, heard.put, lambda: heard.put("its end")).send(
+            Run(jobs(LARGE, "\ud800"), Registration(1, "w"))
+        )
         assert heard.get(timeout=10) == "its end"
         assert theirs.recv(1) == b""
     assert "cannot be said" in caplog.text

@@ -112,11 +112,11 @@ def walk(app: App, where: Filter, page: int = PAGE) -> Iterator[Job]:
     """Newest first, like `app.find`. A large page for whoever wants them all: 50,000 dead jobs in
     pages of 100 took 6.5 s."""
     before: str | None = None
-    while found := app.store.find(where, before=before, limit=page):
+    while True:
+        found, before = app.store.find(where, before=before, limit=page)
         yield from found
-        if len(found) < page:
+        if before is None:
             return
-        before = found[-1].id
 
 
 # ------------------------------------------------------------------------------- showing
@@ -135,7 +135,8 @@ def list_groups(app: App, where: Filter, *, limit: int, json: bool) -> None:
     _print_groups(shown, output.utc_now())
     if len(found) > limit:
         output.say(f"… there are {len(found) - limit:,} more groups: --limit {limit * 10}")
-    total = output.count(sum(group.jobs for group in found), "dead job")
+    capped = any(group.capped for group in found)
+    total = output.count(sum(group.jobs for group in found), "dead job", capped=capped)
     output.say()
     output.say(
         f"{total} in {output.count(len(found), 'group')}; `tenure jobs --group GROUP` lists one, "
@@ -146,6 +147,7 @@ def list_groups(app: App, where: Filter, *, limit: int, json: bool) -> None:
 def _as_dict(group: DeadGroup) -> dict[str, Any]:
     return {
         **fingerprint(group).as_dict(group.jobs),
+        "capped": group.capped,
         "first_seen": moment(group.first_ms),
         "last_seen": moment(group.last_ms),
         "sample_id": group.sample_id,
@@ -167,7 +169,8 @@ def _print_groups(shown: list[DeadGroup], now: datetime.datetime) -> None:
 def _cells(group: DeadGroup, now: datetime.datetime) -> list[str]:
     mark = fingerprint(group)
     seen = [output.relative(moment(ms), now) for ms in (group.first_ms, group.last_ms)]
-    cells = [mark.handle, group.jobs, group.type, group.status, *seen, mark.code, mark.short_place]
+    jobs = output.at_least(group.jobs, group.capped)
+    cells = [mark.handle, jobs, group.type, group.status, *seen, mark.code, mark.short_place]
     return [output.plain(cell) for cell in cells]
 
 

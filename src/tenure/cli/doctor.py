@@ -235,9 +235,10 @@ def _unknown_types(app: App, named: bool, live: Sequence[WorkerInfo]) -> list[Fi
 
 def _dead_letters(app: App) -> Finding:
     totals = app.store.totals()
-    dead = sum(totals.get(status, 0) for status in DEAD)
+    dead = sum(totals.jobs[status] for status in DEAD)
+    capped = bool(DEAD & set(totals.capped))
     if not dead:
         return _finding("dead letters", "ok", "none")
     level: Level = "problem" if dead >= MANY_DEAD else "warning"
     remedy = "`tenure jobs --dead` lists them; `tenure replay` or `tenure discard` them"
-    return _finding("dead letters", level, output.count(dead, "dead job"), remedy)
+    return _finding("dead letters", level, output.count(dead, "dead job", capped=capped), remedy)

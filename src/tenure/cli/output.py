@@ -189,9 +189,14 @@ def utc_now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
-def count(number: int, noun: str) -> str:
-    """`1 job`, `1,200 jobs`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def count(number: int, noun: str, *, capped: bool = False) -> str:
+    """`1 job`, `1,200 jobs`, `10,000+ jobs`."""
+    return f"{at_least(number, capped)} {noun}{'' if number == 1 else 's'}"
+
+
+def at_least(number: int, capped: bool) -> str:
+    """A figure of which only so many were counted."""
+    return f"{number:,}{'+' if capped else ''}"
 
 
 def fields(value: object) -> str:

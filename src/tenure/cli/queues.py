@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from tenure.store import QueueInfo
 
 
+FIGURES = ("ready", "later", "waiting", "running", "dead")
+
+
 def add_commands(commands: target.Commands) -> None:
     parser = target.add_command(commands, "queues", "show the queues; pause or resume one")
     parser.set_defaults(run=show_queues)
@@ -28,27 +31,25 @@ def add_commands(commands: target.Commands) -> None:
 def show_queues(args: argparse.Namespace) -> int:
     with target.existing(args) as (app, _):
         queues = app.queues()
-    dead = sum(queue.dead for queue in queues)
+    dead, capped = sum(queue.dead for queue in queues), any("dead" in q.capped for q in queues)
     if args.json:
         for queue in queues:
             output.say_json(_as_dict(queue))
-        output.say_json({"name": "deadletter", "view": True, "dead": dead})
+        view = {"name": "deadletter", "view": True, "dead": dead, "capped": ["dead"] * capped}
+        output.say_json(view)
         return 0
     heads = ["QUEUE", "READY", "LATER", "WAITING", "RUNNING", "DEAD", "OLDEST", "PAUSED"]
     rows: list[list[object]] = [
         [
             f"q:{queue.name}",
-            queue.ready,
-            queue.later,
-            queue.waiting,
-            queue.running,
-            queue.dead,
+            *(output.at_least(getattr(queue, name), name in queue.capped) for name in FIGURES),
             "" if queue.oldest_ms is None else output.span(queue.oldest_ms / 1000),
             _paused(queue),
         ]
         for queue in queues
     ]
-    rows.append(["q:deadletter", "", "", "", "", dead, "", "(view: the dead jobs of all queues)"])
+    total = output.at_least(dead, capped)
+    rows.append(["q:deadletter", "", "", "", "", total, "", "(view: the dead jobs of all queues)"])
     output.table(heads, rows, right=range(1, 7), tint={5: _tint_dead, 7: _tint_paused})
     return 0
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.cli import output, target
 from tenure.cli.why import is_live
-from tenure.job import STATUSES, moment
+from tenure.job import moment
 
 if TYPE_CHECKING:
     import datetime
@@ -37,10 +37,11 @@ def show_stats(args: argparse.Namespace) -> int:
         hour_ago = (now_ms - HOUR_MS) // 60_000 * 60_000
         # The grand total of long ago is kept under minute 0 and always returned.
         recent = [r for r in app.store.rollups(since_ms=hour_ago) if r.start >= hour_ago]
-        totals = {status: 0 for status in STATUSES} | app.store.totals()
+        totals = app.store.totals()
         workers = [w for w in app.workers() if is_live(w, now) or w.held]
     report = {
-        "jobs": totals,
+        "jobs": totals.jobs,
+        "capped": list(totals.capped),
         "last_hour": summarize(recent),
         "last_5_min": summarize(r for r in recent if r.start > now_ms - SHORT_MS - 60_000),
         "types": by_type(recent),
@@ -121,8 +122,11 @@ def _worker(worker: WorkerInfo, now: datetime.datetime) -> dict[str, Any]:
 
 def _print(report: dict[str, Any]) -> None:
     totals = report["jobs"]
-    shown = [(output.paint(s, output.STATUS_COLOURS[s]), n) for s, n in totals.items()]
-    output.say("jobs     " + "  ".join(f"{status} {number:,}" for status, number in shown))
+    shown = [
+        f"{output.paint(s, output.STATUS_COLOURS[s])} {output.at_least(n, s in report['capped'])}"
+        for s, n in totals.items()
+    ]
+    output.say("jobs     " + "  ".join(shown))
     hour, short = report["last_hour"], report["last_5_min"]
     output.say("success  " + _success(hour, "last hour"))
     if hour["outcomes"]:

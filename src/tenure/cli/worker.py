@@ -210,9 +210,11 @@ def _done(store: Store, since_ms: int) -> int:
 
 
 def _progress_line(done: int, rate: float, queues: list[Any]) -> str:
-    ready, running = (sum(getattr(q, name) for q in queues) for name in ("ready", "running"))
-    later, dead = (sum(getattr(q, name) for q in queues) for name in ("later", "dead"))
-    parts = [f"{done:,} done", f"{ready:,} queued", f"{running:,} running", f"{rate:,.0f} jobs/s"]
-    parts += [f"{later:,} later"] if later else []
-    parts += [f"{dead:,} dead"] if dead else []
+    def figure(name: str) -> str:
+        capped = any(name in queue.capped for queue in queues)
+        return output.at_least(sum(getattr(queue, name) for queue in queues), capped)
+
+    parts = [f"{done:,} done", f"{figure('ready')} queued", f"{figure('running')} running"]
+    parts.append(f"{rate:,.0f} jobs/s")
+    parts += [f"{figure(name)} {name}" for name in ("later", "dead") if figure(name) != "0"]
     return " · ".join(parts)

@@ -79,10 +79,10 @@ class Client:
     def find(self, where: Filter) -> Iterator[Job]:
         """Page by page: no cursor stays open while the caller works."""
         before: str | None = None
-        while page := self.store.find(where, before=before, limit=PAGE):
+        while True:
+            page, before = self.store.find(where, before=before, limit=PAGE)
             yield from page
-            before = page[-1].id
-            if len(page) < PAGE:
+            if before is None:
                 return
 
     def events(self, job_id: str | None, org: str | None = None) -> Iterator[Event]:

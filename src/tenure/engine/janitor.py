@@ -73,7 +73,7 @@ class Janitor:
     def _rescue(self, worker: WorkerInfo, reason: str, patience: float | None) -> int:
         started = started_in(worker.id) if host.same_place(worker) else None
         done = self._store.rescue(
-            Registration(worker.no, worker.id),
+            worker.registration,
             worker.beat,
             started=started,
             limit=self._settings.loss_limit,

@@ -20,8 +20,8 @@ _SCHEMA += r"|(?<=\bsearch_path = )tenure\b|(?<=\bsearch_path TO )tenure\b"
 
 _NAME = re.compile(r":(\w+)")
 FUNCTIONS = (
-    "earlier", "ids", "enqueue", "claim", "finish", "waiting", "leases", "operators", "upkeep",
-    "older_programs",
+    "earlier", "ids", "enqueue", "claim", "finish", "waiting", "leases", "reading", "operators",
+    "upkeep", "older_programs",
 )  # fmt: skip
 
 

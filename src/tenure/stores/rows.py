@@ -11,7 +11,8 @@ import msgspec
 from tenure import outcome
 from tenure.errors import JobError
 from tenure.job import Actor, ClaimedJob, NewJob, Terms, moment
-from tenure.store import QueueInfo, WorkerInfo
+from tenure.store import DeadGroup, Filter, QueueInfo, WorkerInfo
+from tenure.stores.listing import CAP, capped
 
 if TYPE_CHECKING:
     from tenure.stored import Event, Job
@@ -130,12 +131,33 @@ def queues_from(
         sums = counts.setdefault(queue, [0] * 5)
         counts[queue] = [a + b for a, b in zip(sums, numbers, strict=True)]
         if first is not None and first <= now:
-            oldest[queue] = now - first
+            oldest[queue] = max(now - first, oldest.get(queue, 0))
     paused = {name: rest for name, *rest in switches}
-    return [
-        QueueInfo._make((name, *counts[name], oldest.get(name), *paused.get(name, [None] * 3), ()))
-        for name in sorted(counts)
-    ]
+    found = []
+    for name in sorted(counts):
+        figures = dict(zip(QueueInfo._fields[1:6], counts[name], strict=True))
+        shown, over = capped(figures)
+        switch = paused.get(name, [None] * 3)
+        found.append(QueueInfo._make((name, *shown.values(), oldest.get(name), *switch, over)))
+    return found
+
+
+def groups_from(rows: Iterable[tuple[Any, ...]], where: Filter, limit: int) -> list[DeadGroup]:
+    """Groups of several queues put together, largest first; narrowed by what all of a group have in
+    common."""
+    found: dict[tuple[str, ...], DeadGroup] = {}
+    for row in rows:
+        new = DeadGroup(*row)
+        if where.status not in (None, new.status) or where.place not in (None, new.place):
+            continue
+        old = found.get(new[:4])
+        if old is not None:
+            latest = new if new.last_ms >= old.last_ms else old
+            jobs, first = old.jobs + new.jobs, min(old.first_ms, new.first_ms)
+            new = latest._replace(jobs=jobs, first_ms=first)
+        found[new[:4]] = new
+    groups = sorted(found.values(), key=lambda group: (-group.jobs, -group.last_ms))[:limit]
+    return [group._replace(jobs=min(group.jobs, CAP), capped=group.jobs > CAP) for group in groups]
 
 
 def shared_parameters(terms: Terms) -> dict[str, Any]:

@@ -171,10 +171,24 @@ SELECT tenure.sign_off(%(worker)s, %(worker_id)s, %(now)s);
 -- name: take_turn
 SELECT tenure.take_turn(%(name)s, %(every_ms)s, %(now)s);
 
+-- What the owner has laid down.
+-- name: settings
+SELECT name, value FROM tenure.settings;
+
+-- name: lay_down
+INSERT INTO tenure.settings (name, value, set_at, set_by)
+VALUES (%(name)s, %(value)s, tenure.clock(), session_user)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value, set_at = excluded.set_at,
+  set_by = excluded.set_by;
+
+-- name: take_back
+DELETE FROM tenure.settings WHERE name = %(name)s;
+
 -- name: queue_names
 SELECT name, paused_at IS NOT NULL FROM tenure.queues ORDER BY name;
 
--- What a person or a program reads of a job; `j` is the hot row.
+-- What a person or a program reads of a job: of a hot row, or of a finished one. `{source}` is a
+-- table, or one of the walks below.
 -- name: job_hot
 SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.result, j.error,
        j.error_code, j.attempts, j.max_attempts, j.crashes, j.lease_no, w.id,
@@ -183,9 +197,8 @@ SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.res
        j.correlation_id, j.traceparent, j.key, j.progress, j.parent, j.cancel_at, j.error_place,
        j.losses, j.asked_at, j.death, j.traceback,
        ARRAY(SELECT needs FROM tenure.edges WHERE job = j.id ORDER BY needs)
-  FROM tenure.jobs j LEFT JOIN tenure.workers w ON w.no = j.worker
+  FROM {source} j LEFT JOIN tenure.workers w ON w.no = j.worker
 
--- The same columns of a finished job.
 -- name: job_history
 SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.result, j.error,
        j.error_code, j.attempts, j.max_attempts, j.crashes, j.lease_no, NULL,
@@ -194,32 +207,66 @@ SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.res
        j.correlation_id, j.traceparent, j.key, j.progress, j.parent, NULL, NULL,
        j.losses, j.asked_at, NULL, j.traceback,
        ARRAY(SELECT needs FROM tenure.edges WHERE job = j.id ORDER BY needs)
-  FROM tenure.history j
+  FROM {source} j
+
+-- name: hot
+tenure.jobs
+
+-- name: finished
+tenure.history
 
 -- name: job_by_id
 WHERE j.id = %(id)s::uuid AND (%(org)s::text IS NULL OR j.org = %(org)s);
 
--- The narrowing of a listing, appended to either of the two above; newest first. A condition is
+-- The walks of a listing, newest first: at most so many rows, which are then narrowed. A condition is
 -- put in only when it is asked for: what is always there could not be planned for.
+-- name: walk_hot
+(SELECT * FROM tenure.jobs w WHERE w.id < %(before)s::uuid ORDER BY w.id DESC LIMIT %(walk)s)
+
+-- name: walk_dead
+(SELECT * FROM tenure.jobs w
+  WHERE w.completed_at IS NOT NULL AND w.status = %(status)s AND w.id < %(before)s::uuid
+  ORDER BY w.id DESC LIMIT %(walk)s)
+
+-- name: walk_all_dead
+(SELECT * FROM ((SELECT * FROM tenure.jobs w
+                  WHERE w.completed_at IS NOT NULL AND w.status = 'failed'
+                    AND w.id < %(before)s::uuid ORDER BY w.id DESC LIMIT %(walk)s)
+                UNION ALL
+                (SELECT * FROM tenure.jobs w
+                  WHERE w.completed_at IS NOT NULL AND w.status = 'dead_letter'
+                    AND w.id < %(before)s::uuid ORDER BY w.id DESC LIMIT %(walk)s)) w
+  ORDER BY w.id DESC LIMIT %(walk)s)
+
+-- name: walk_held
+(SELECT * FROM tenure.jobs w WHERE w.worker IS NOT NULL AND w.id < %(before)s::uuid
+  ORDER BY w.id DESC LIMIT %(walk)s)
+
+-- name: walk_finished
+(SELECT * FROM tenure.history w WHERE w.id < %(before)s::uuid ORDER BY w.id DESC LIMIT %(walk)s)
+
+-- name: walk_cancelled
+(SELECT * FROM tenure.history w WHERE w.status = 'cancelled' AND w.id < %(before)s::uuid
+  ORDER BY w.id DESC LIMIT %(walk)s)
+
 -- name: job_order
 ORDER BY j.id DESC LIMIT %(most)s;
 
--- Dead jobs by what went wrong: type, error code and the place it was raised; the newest is the
--- sample.
+-- Where a walk that found less than a page has stopped, and after how many rows.
+-- name: walk_end
+SELECT count(*), (SELECT j.id FROM {source} j ORDER BY j.id LIMIT 1) FROM {source} j;
+
+-- The owners of a key, in any org.
+-- name: key_owners
+SELECT job_id FROM tenure.keys
+ WHERE key = %(key)s AND (%(org)s::text IS NULL OR org = %(org)s) LIMIT %(walk)s;
+
+-- Dead jobs by what they died of, with the newest of each group.
 -- name: dead_groups
-SELECT g.type, g.status, g.code, g.place, g.jobs, g.first, g.last, g.sample, j.error
-  FROM (SELECT type, status, coalesce(error_code, '') AS code, coalesce(error_place, '') AS place,
-               count(*) AS jobs, min(completed_at) AS first, max(completed_at) AS last,
-               (array_agg(id ORDER BY id DESC))[1] AS sample
-          FROM tenure.jobs
-         WHERE completed_at IS NOT NULL
-           AND (%(status)s::text IS NULL OR status = %(status)s)
-           AND (%(type)s::text IS NULL OR type = %(type)s)
-           AND (%(queue)s::text IS NULL OR queue = %(queue)s)
-           AND (%(org)s::text IS NULL OR org = %(org)s)
-           AND (%(place)s::text IS NULL OR error_place = %(place)s)
-         GROUP BY 1, 2, 3, 4 ORDER BY 5 DESC LIMIT %(most)s) g
-  JOIN tenure.jobs j ON j.id = g.sample ORDER BY g.jobs DESC, g.last DESC;
+SELECT g.type, j.status, coalesce(j.error_code, ''), coalesce(j.error_place, ''), g.jobs, g.first,
+       g.last, g.sample, j.error
+  FROM tenure.dead_groups(%(queue)s, %(type)s, %(org)s, %(most)s) g
+ CROSS JOIN LATERAL (SELECT * FROM tenure.jobs j WHERE j.id = g.sample LIMIT 1) j;
 
 -- name: events_of_job
 SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.project,
@@ -236,42 +283,41 @@ SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.pr
  WHERE e.seq > %(after)s AND (%(org)s::text IS NULL OR e.org = %(org)s)
  ORDER BY e.seq LIMIT %(most)s;
 
--- Per queue: due, later, waiting, running, dead, first ready_at. Index-only for the backlog.
+-- Per queue: due, later, waiting, running, dead, first ready_at; counted up to %(most)s.
 -- name: queue_counts
-SELECT queue, count(*) FILTER (WHERE ready_at <= t.now), count(*) FILTER (WHERE ready_at > t.now),
-       0, 0, 0, min(ready_at), t.now
-  FROM tenure.jobs, (SELECT coalesce(%(now)s, tenure.clock()) AS now) t
- WHERE status = 'queued' AND waits = 0 GROUP BY queue, t.now
-UNION ALL
-SELECT queue, 0, 0, count(*), 0, 0, NULL, 0 FROM tenure.jobs WHERE waits > 0 GROUP BY queue
-UNION ALL
-SELECT queue, 0, 0, 0, count(*), 0, NULL, 0
-  FROM tenure.jobs WHERE worker IS NOT NULL GROUP BY queue
-UNION ALL
-SELECT queue, 0, 0, 0, 0, count(*), NULL, 0
-  FROM tenure.jobs WHERE completed_at IS NOT NULL GROUP BY queue;
+SELECT queue, due, later, waiting, running, dead, first_ready, moment
+  FROM tenure.count_queues(%(most)s, %(now)s);
 
 -- name: queue_switches
 SELECT name, paused_at, paused_by, pause_reason FROM tenure.queues ORDER BY name;
 
+-- Among the first so many of each kind.
 -- name: unknown_types
-SELECT type, count(*) FROM tenure.jobs
- WHERE status = 'queued' AND type <> ALL (%(types)s::text[]) GROUP BY type;
+SELECT q.type, count(*) FROM (
+  (SELECT j.type FROM tenure.jobs j
+    WHERE j.status = 'queued' AND j.waits = 0 AND j.crashes = 0 AND j.losses < 3
+      AND (j.ready_at <= j.created_at OR j.promoted) LIMIT %(walk)s)
+  UNION ALL
+  (SELECT j.type FROM tenure.jobs j
+    WHERE j.status = 'queued' AND j.waits = 0 AND j.crashes = 0 AND j.losses < 3
+      AND j.ready_at > j.created_at AND NOT j.promoted LIMIT %(walk)s)
+  UNION ALL
+  (SELECT j.type FROM tenure.jobs j
+    WHERE j.status = 'queued' AND j.waits = 0 AND (j.crashes > 0 OR j.losses >= 3) LIMIT %(walk)s)
+  UNION ALL
+  (SELECT j.type FROM tenure.jobs j WHERE j.waits > 0 LIMIT %(walk)s)) q
+ WHERE q.type <> ALL (%(types)s::text[]) GROUP BY q.type;
 
 -- name: rollups
 SELECT start, queue, type, outcome, sum(count)::bigint, sum(duration_ms)::bigint,
-       ARRAY(SELECT sum(b.n)::bigint
-               FROM tenure.rollups r, unnest(r.buckets) WITH ORDINALITY b(n, place)
-              WHERE (r.start, r.queue, r.type, r.outcome) = (t.start, t.queue, t.type, t.outcome)
-              GROUP BY b.place ORDER BY b.place)
-  FROM tenure.rollups t WHERE start >= %(since)s OR grain = 'total'
+       ARRAY[sum(buckets[1]), sum(buckets[2]), sum(buckets[3]), sum(buckets[4]), sum(buckets[5]),
+             sum(buckets[6]), sum(buckets[7]), sum(buckets[8]), sum(buckets[9]), sum(buckets[10]),
+             sum(buckets[11]), sum(buckets[12]), sum(buckets[13])]::bigint[]
+  FROM tenure.rollups WHERE start >= %(since)s OR grain = 'total'
  GROUP BY start, queue, type, outcome;
 
 -- name: totals
-SELECT 'queued', count(*) FROM tenure.jobs WHERE status = 'queued'
-UNION ALL SELECT 'in_progress', count(*) FROM tenure.jobs WHERE worker IS NOT NULL
-UNION ALL SELECT status, count(*) FROM tenure.jobs WHERE completed_at IS NOT NULL GROUP BY status
-UNION ALL SELECT status, count(*) FROM tenure.history GROUP BY status;
+SELECT status, jobs FROM tenure.count_jobs(%(most)s);
 
 -- name: cancel
 SELECT id, verdict FROM tenure.cancel(%(ids)s::uuid[], %(org)s, %(reason)s, %(actor_type)s,
@@ -331,62 +377,12 @@ SELECT type FROM task WHERE type IS NOT NULL;
 -- name: prune_history
 SELECT tenure.prune_history(%(type)s, %(before)s, %(last)s, %(most)s);
 
--- Dead jobs somebody waits for stay: they may yet be replayed.
+-- Dead jobs, with their steps: of all tasks but these, of one task, all but the last N of one.
 -- name: prune_dead
-WITH gone AS (
-  DELETE FROM tenure.jobs WHERE id = ANY (ARRAY(
-    SELECT id FROM tenure.jobs j
-     WHERE completed_at IS NOT NULL AND status IN ('failed', 'dead_letter')
-       AND type <> ALL (%(types)s::text[]) AND completed_at < %(before)s
-       AND NOT EXISTS (SELECT 1 FROM tenure.edges d JOIN tenure.jobs w ON w.id = d.job
-                        WHERE d.needs = j.id)
-     LIMIT %(most)s FOR UPDATE SKIP LOCKED))
-  RETURNING 1)
-SELECT count(*) FROM gone;
-
--- name: prune_dead_type
-WITH gone AS (
-  DELETE FROM tenure.jobs WHERE id = ANY (ARRAY(
-    SELECT id FROM tenure.jobs j
-     WHERE completed_at IS NOT NULL AND status IN ('failed', 'dead_letter')
-       AND type = %(type)s AND completed_at < %(before)s
-       AND NOT EXISTS (SELECT 1 FROM tenure.edges d JOIN tenure.jobs w ON w.id = d.job
-                        WHERE d.needs = j.id)
-     LIMIT %(most)s FOR UPDATE SKIP LOCKED))
-  RETURNING 1)
-SELECT count(*) FROM gone;
-
--- name: prune_dead_last
-WITH gone AS (
-  DELETE FROM tenure.jobs WHERE id = ANY (ARRAY(
-    SELECT j.id FROM (SELECT id FROM tenure.jobs
-                       WHERE completed_at IS NOT NULL AND status IN ('failed', 'dead_letter')
-                         AND type = %(type)s
-                       ORDER BY completed_at DESC LIMIT %(most)s OFFSET %(last)s
-                         FOR UPDATE SKIP LOCKED) j
-     WHERE NOT EXISTS (SELECT 1 FROM tenure.edges d JOIN tenure.jobs w ON w.id = d.job
-                        WHERE d.needs = j.id)))
-  RETURNING 1)
-SELECT count(*) FROM gone;
-
--- Steps and edges of jobs that are no more.
--- name: prune_steps
-WITH gone AS (
-  DELETE FROM tenure.steps WHERE job_id = ANY (ARRAY(
-    SELECT DISTINCT s.job_id FROM tenure.steps s
-     WHERE NOT EXISTS (SELECT 1 FROM tenure.jobs j WHERE j.id = s.job_id) LIMIT %(most)s))
-  RETURNING 1)
-SELECT count(*) FROM gone;
+SELECT tenure.prune_dead(%(types)s::text[], %(others)s, %(before)s, %(last)s, %(most)s);
 
 -- name: prune_edges
-WITH gone AS (
-  DELETE FROM tenure.edges e USING (
-    SELECT needs, job FROM tenure.edges o
-     WHERE NOT EXISTS (SELECT 1 FROM tenure.jobs j WHERE j.id = o.job)
-       AND NOT EXISTS (SELECT 1 FROM tenure.history h WHERE h.id = o.job) LIMIT %(most)s) gone
-   WHERE e.needs = gone.needs AND e.job = gone.job
-  RETURNING 1)
-SELECT count(*) FROM gone;
+SELECT gone, job FROM tenure.prune_edges(%(job)s::uuid, %(most)s);
 
 -- name: prune_events
 SELECT tenure.prune_events(%(before)s, %(most)s);
@@ -394,8 +390,8 @@ SELECT tenure.prune_events(%(before)s, %(most)s);
 -- name: prune_keys
 WITH gone AS (
   DELETE FROM tenure.keys k USING (
-    SELECT org, key FROM tenure.keys WHERE expires_at <= %(now)s ORDER BY org, key LIMIT %(most)s
-       FOR UPDATE SKIP LOCKED) gone
+    SELECT org, key FROM tenure.keys WHERE expires_at <= %(now)s ORDER BY expires_at
+     LIMIT %(most)s FOR UPDATE SKIP LOCKED) gone
    WHERE k.org = gone.org AND k.key = gone.key
   RETURNING 1)
 SELECT count(*) FROM gone;

@@ -95,7 +95,7 @@ CREATE TABLE tenure.jobs (
   losses          integer NOT NULL DEFAULT 0,  -- deaths of its worker or machine while it was held
   promoted        boolean NOT NULL DEFAULT false,  -- was to run later, and its time has come
   asked_at        bigint,                   -- when it was first asked to run; NULL: at once
-  death           text COLLATE "C",         -- handle of what it died of: equal for equal deaths
+  death           text COLLATE "C" NOT NULL DEFAULT '',  -- handle of what it died of
   traceback       text
 ) WITH (
   -- Every job is inserted, updated and deleted here within moments: clean up early and at full

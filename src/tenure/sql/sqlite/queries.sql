@@ -20,7 +20,7 @@ CREATE TEMP TABLE IF NOT EXISTS ended (
 -- For dead jobs of a time when deaths had no handle.
 -- name: name_deaths
 UPDATE tenure_jobs SET death = tenure_death(type, status, error_code, error_place)
- WHERE completed_at IS NOT NULL AND death IS NULL;
+ WHERE completed_at IS NOT NULL AND death = '';
 
 -- name: add_queue
 INSERT INTO tenure_queues (name, created_at) VALUES (:queue, :now) ON CONFLICT DO NOTHING;
@@ -395,7 +395,7 @@ UPDATE tenure_jobs
        death = iif(e.status IN ('failed', 'dead_letter'),
                    tenure_death(tenure_jobs.type, e.status,
                                 coalesce(e.error_code, tenure_jobs.error_code),
-                                coalesce(e.error_place, tenure_jobs.error_place)), NULL),
+                                coalesce(e.error_place, tenure_jobs.error_place)), ''),
        cancel_at = NULL, cancel_reason = NULL,
        updated_at = :now
   FROM temp.ended e
@@ -561,10 +561,22 @@ ON CONFLICT (name) DO UPDATE SET at = :now
   WHERE at NOT BETWEEN :now - :every_ms + 1 AND :now + :every_ms
 RETURNING at;
 
+-- What the owner has laid down.
+-- name: settings
+SELECT name, value FROM tenure_settings;
+
+-- name: lay_down
+INSERT INTO tenure_settings (name, value, set_at, set_by) VALUES (:name, :value, :now, :by)
+ON CONFLICT (name) DO UPDATE SET value = :value, set_at = :now, set_by = :by;
+
+-- name: take_back
+DELETE FROM tenure_settings WHERE name = :name;
+
 -- name: queue_names
 SELECT name, paused_at IS NOT NULL FROM tenure_queues ORDER BY name;
 
--- What a person or a program reads of a job; `j` is the hot row, `l` the lease of a running one.
+-- What a person or a program reads of a job: of a hot row with the lease of a running one, or of a
+-- finished one. `{source}` is a table, or one of the walks below.
 -- name: job_hot
 SELECT j.id, j.type, iif(l.id IS NULL, j.status, 'in_progress'), j.queue, j.priority, j.category,
        j.payload, j.result, j.error, j.error_code, coalesce(l.attempts, j.attempts),
@@ -575,10 +587,9 @@ SELECT j.id, j.type, iif(l.id IS NULL, j.status, 'in_progress'), j.queue, j.prio
        coalesce(j.request_id, j.id), coalesce(j.correlation_id, j.id), j.traceparent, j.key,
        j.progress, j.parent, j.cancel_at, j.error_place, j.losses, j.asked_at, j.death, j.traceback,
        (SELECT json_group_array(needs) FROM tenure_edges WHERE job = j.id)
-  FROM tenure_jobs j LEFT JOIN tenure_leases l ON l.id = j.id
-                     LEFT JOIN tenure_workers w ON w.no = l.worker
+  FROM {source} j LEFT JOIN tenure_leases l ON l.id = j.id
+                LEFT JOIN tenure_workers w ON w.no = l.worker
 
--- The same columns of a finished job.
 -- name: job_history
 SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.result, j.error,
        j.error_code, j.attempts, j.max_attempts, j.crashes, j.lease_no, NULL,
@@ -587,49 +598,74 @@ SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.res
        coalesce(j.request_id, j.id), coalesce(j.correlation_id, j.id), j.traceparent, j.key,
        j.progress, j.parent, NULL, NULL, j.losses, j.asked_at, NULL, j.traceback,
        (SELECT json_group_array(needs) FROM tenure_edges WHERE job = j.id)
-  FROM tenure_history j
+  FROM {source} j
 
--- One job, by its primary key. A statement of its own: an optional filter would walk the table.
+-- name: hot
+tenure_jobs
+
+-- name: finished
+tenure_history
+
 -- name: job_by_id
 WHERE j.id = :id AND (:org IS NULL OR j.org = :org);
 
--- A listing: the columns, which status, then what they all have in common; newest first.
--- name: job_status
-WHERE (:status IS NULL OR j.status = :status)
+-- The walks of a listing, newest first: at most so many rows, which are then narrowed.
+-- name: walk_hot
+(SELECT * FROM tenure_jobs WHERE id < :before ORDER BY id DESC LIMIT :walk)
 
--- name: job_status_hot
-WHERE (:status IS NULL OR iif(l.id IS NULL, j.status, 'in_progress') = :status)
+-- name: walk_dead
+(SELECT * FROM tenure_jobs INDEXED BY tenure_jobs_dead
+  WHERE completed_at IS NOT NULL AND status = :status AND id < :before ORDER BY id DESC LIMIT :walk)
 
--- Dead ones: walks tenure_jobs_dead.
--- name: job_status_dead
-WHERE j.completed_at IS NOT NULL AND j.status = :status
-  AND (:place IS NULL OR j.error_place = :place)
+-- name: walk_all_dead
+(SELECT * FROM tenure_jobs WHERE id IN (
+   SELECT id FROM (SELECT id FROM tenure_jobs INDEXED BY tenure_jobs_dead
+                    WHERE completed_at IS NOT NULL AND status = 'failed' AND id < :before
+                    ORDER BY id DESC LIMIT :walk)
+   UNION ALL
+   SELECT id FROM (SELECT id FROM tenure_jobs INDEXED BY tenure_jobs_dead
+                    WHERE completed_at IS NOT NULL AND status = 'dead_letter' AND id < :before
+                    ORDER BY id DESC LIMIT :walk))
+  ORDER BY id DESC LIMIT :walk)
 
--- name: job_filter
-  AND j.id < coalesce(:before, '~')
-  AND (:type IS NULL OR j.type = :type)
-  AND (:queue IS NULL OR j.queue = :queue)
-  AND (:org IS NULL OR j.org = :org)
-  AND (:key IS NULL OR j.key = :key)
-  AND (:ids IS NULL OR j.id IN (SELECT value FROM json_each(:ids)))
+-- name: walk_held
+(SELECT * FROM tenure_jobs WHERE id IN
+  (SELECT id FROM tenure_leases WHERE id < :before ORDER BY id DESC LIMIT :walk))
+
+-- name: walk_finished
+(SELECT * FROM tenure_history WHERE id < :before ORDER BY id DESC LIMIT :walk)
+
+-- name: walk_cancelled
+(SELECT * FROM tenure_history INDEXED BY tenure_history_cancelled
+  WHERE status = 'cancelled' AND id < :before ORDER BY id DESC LIMIT :walk)
+
+-- name: job_order
 ORDER BY j.id DESC LIMIT :most;
 
--- Dead jobs by what went wrong: type, error code and the place it was raised; the newest is the
--- sample.
--- name: dead_groups
-SELECT g.type, g.status, g.code, g.place, g.jobs, g.first, g.last, g.sample, j.error
-  FROM (SELECT type, status, coalesce(error_code, '') AS code, coalesce(error_place, '') AS place,
-               count(*) AS jobs, min(completed_at) AS first, max(completed_at) AS last,
-               max(id) AS sample
-          FROM tenure_jobs INDEXED BY tenure_jobs_dead
-         WHERE completed_at IS NOT NULL
-           AND (:status IS NULL OR status = :status)
-           AND (:type IS NULL OR type = :type)
-           AND (:queue IS NULL OR queue = :queue)
-           AND (:org IS NULL OR org = :org)
-           AND (:place IS NULL OR error_place = :place)
-         GROUP BY 1, 2, 3, 4 ORDER BY 5 DESC LIMIT :most) g
-  JOIN tenure_jobs j ON j.id = g.sample ORDER BY g.jobs DESC, g.last DESC;
+-- Where a walk that found less than a page has stopped, and after how many rows.
+-- name: walk_end
+SELECT count(*), min(j.id) FROM {source} j;
+
+-- The owners of a key, in any org.
+-- name: key_owners
+SELECT job_id FROM tenure_keys WHERE key = :key AND (:org IS NULL OR org = :org) LIMIT :walk;
+
+-- Dead jobs by what they died of: a step of tenure_jobs_death from group to group, :groups at most.
+-- name: death_after
+SELECT queue, type, death FROM tenure_jobs INDEXED BY tenure_jobs_death
+ WHERE completed_at IS NOT NULL AND (queue, type, death) > (:queue, :type, :death)
+ ORDER BY queue, type, death LIMIT 1;
+
+-- One such group, as many of it as are counted; the newest is the sample.
+-- name: dead_group
+SELECT j.type, j.status, coalesce(j.error_code, ''), coalesce(j.error_place, ''), g.jobs, g.first,
+       g.last, g.sample, j.error
+  FROM (SELECT count(*) AS jobs, min(completed_at) AS first, max(completed_at) AS last, id AS sample
+          FROM (SELECT completed_at, id, org FROM tenure_jobs INDEXED BY tenure_jobs_death
+                 WHERE completed_at IS NOT NULL AND queue = :queue AND type = :type AND death = :death
+                 ORDER BY completed_at DESC LIMIT :most)
+         WHERE :org IS NULL OR org = :org) g
+  CROSS JOIN tenure_jobs j ON j.id = g.sample;
 
 -- name: events_of_job
 SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.project,
@@ -647,23 +683,32 @@ SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.pr
  WHERE e.seq > :after AND (:org IS NULL OR e.org = :org)
  ORDER BY e.seq LIMIT :most;
 
--- Per queue: due, later, waiting, running, dead, first ready_at. No job is read for the backlog.
+-- Of one queue: due, later, waiting, running, dead, first ready_at; each counted up to :most.
 -- name: queue_counts
-SELECT queue, count(*), 0, 0, 0, 0, min(ready_at), :now FROM tenure_due GROUP BY queue
-UNION ALL
-SELECT queue, sum(ready_at <= :now), sum(ready_at > :now), 0, 0, 0, min(ready_at), :now
-  FROM tenure_later GROUP BY queue
-UNION ALL
-SELECT queue, sum(ready_at <= :now), sum(ready_at > :now), 0, 0, 0, min(ready_at), :now
-  FROM tenure_suspects GROUP BY queue
-UNION ALL
-SELECT queue, 0, 0, count(*), 0, 0, NULL, :now FROM tenure_jobs WHERE waits > 0 GROUP BY queue
-UNION ALL
+SELECT :queue, d.jobs + l.due + s.due, l.later + s.later, w.jobs, 0, x.jobs,
+       nullif(min(coalesce(d.first, 1 << 62), coalesce(l.first, 1 << 62), coalesce(s.first, 1 << 62)),
+              1 << 62), :now
+  FROM (SELECT count(*) AS jobs, min(ready_at) AS first FROM
+         (SELECT ready_at FROM tenure_due WHERE queue = :queue LIMIT :most)) d,
+       (SELECT count(*) FILTER (WHERE ready_at <= :now) AS due,
+               count(*) FILTER (WHERE ready_at > :now) AS later, min(ready_at) AS first FROM
+         (SELECT ready_at FROM (SELECT ready_at FROM tenure_later
+                                 WHERE queue = :queue AND ready_at <= :now LIMIT :most)
+          UNION ALL
+          SELECT ready_at FROM (SELECT ready_at FROM tenure_later
+                                 WHERE queue = :queue AND ready_at > :now LIMIT :most))) l,
+       (SELECT count(*) FILTER (WHERE ready_at <= :now) AS due,
+               count(*) FILTER (WHERE ready_at > :now) AS later, min(ready_at) AS first FROM
+         (SELECT ready_at FROM tenure_suspects WHERE queue = :queue LIMIT :most)) s,
+       (SELECT count(*) AS jobs FROM
+         (SELECT 1 FROM tenure_jobs WHERE waits > 0 AND queue = :queue LIMIT :most)) w,
+       (SELECT count(*) AS jobs FROM
+         (SELECT 1 FROM tenure_jobs INDEXED BY tenure_jobs_death
+           WHERE completed_at IS NOT NULL AND queue = :queue LIMIT :most)) x;
+
+-- name: running_counts
 SELECT queue, 0, 0, 0, count(*), 0, NULL, :now
-  FROM tenure_leases l CROSS JOIN tenure_jobs j ON j.id = l.id GROUP BY queue
-UNION ALL
-SELECT queue, 0, 0, 0, 0, count(*), NULL, :now
-  FROM tenure_jobs INDEXED BY tenure_jobs_dead WHERE completed_at IS NOT NULL GROUP BY queue;
+  FROM tenure_leases l CROSS JOIN tenure_jobs j ON j.id = l.id GROUP BY queue;
 
 -- name: queue_switches
 SELECT name, paused_at, paused_by, pause_reason FROM tenure_queues ORDER BY name;
@@ -685,10 +730,15 @@ SELECT (SELECT count(*) FROM tenure_jobs j
      + (SELECT count(*) FROM tenure_suspects WHERE id NOT IN (SELECT id FROM tenure_jobs))
      + (SELECT count(*) FROM tenure_leases WHERE id NOT IN (SELECT id FROM tenure_jobs));
 
+-- Among the first so many of each kind.
 -- name: unknown_types
-SELECT type, count(*) FROM tenure_jobs
- WHERE status = 'queued' AND type NOT IN (SELECT value FROM json_each(:types))
-   AND id NOT IN (SELECT id FROM tenure_leases) GROUP BY type;
+SELECT j.type, count(*)
+  FROM (SELECT id FROM (SELECT id FROM tenure_due LIMIT :walk)
+        UNION ALL SELECT id FROM (SELECT id FROM tenure_later LIMIT :walk)
+        UNION ALL SELECT id FROM (SELECT id FROM tenure_suspects LIMIT :walk)
+        UNION ALL SELECT id FROM (SELECT id FROM tenure_jobs WHERE waits > 0 LIMIT :walk)) q
+  CROSS JOIN tenure_jobs j ON j.id = q.id
+ WHERE j.type NOT IN (SELECT value FROM json_each(:types)) GROUP BY j.type;
 
 -- name: rollups
 SELECT start, queue, type, outcome, sum(count), sum(duration_ms), sum(b0), sum(b1), sum(b2),
@@ -696,16 +746,22 @@ SELECT start, queue, type, outcome, sum(count), sum(duration_ms), sum(b0), sum(b
   FROM tenure_rollups WHERE start >= :since OR grain = 'total'
  GROUP BY start, queue, type, outcome;
 
--- No job row is read.
+-- Each counted up to :most; completed ones among twice as many, cancelled ones may lie in between.
 -- name: totals
-SELECT 'queued', (SELECT count(*) FROM tenure_due) + (SELECT count(*) FROM tenure_later)
-               + (SELECT count(*) FROM tenure_suspects)
-               + (SELECT count(*) FROM tenure_jobs WHERE waits > 0)
-UNION ALL SELECT 'in_progress', count(*) FROM tenure_leases
-UNION ALL SELECT status, count(*) FROM tenure_jobs WHERE completed_at IS NOT NULL GROUP BY status
-UNION ALL SELECT 'cancelled', count(*) FROM tenure_history WHERE status = 'cancelled'
-UNION ALL SELECT 'completed', (SELECT count(*) FROM tenure_history)
-                            - (SELECT count(*) FROM tenure_history WHERE status = 'cancelled');
+SELECT 'queued', (SELECT count(*) FROM (SELECT 1 FROM tenure_due LIMIT :most))
+               + (SELECT count(*) FROM (SELECT 1 FROM tenure_later LIMIT :most))
+               + (SELECT count(*) FROM (SELECT 1 FROM tenure_suspects LIMIT :most))
+               + (SELECT count(*) FROM (SELECT 1 FROM tenure_jobs WHERE waits > 0 LIMIT :most))
+UNION ALL SELECT 'in_progress', count(*) FROM (SELECT 1 FROM tenure_leases LIMIT :most)
+UNION ALL SELECT 'failed', count(*) FROM (SELECT 1 FROM tenure_jobs INDEXED BY tenure_jobs_dead
+            WHERE completed_at IS NOT NULL AND status = 'failed' LIMIT :most)
+UNION ALL SELECT 'dead_letter', count(*) FROM (SELECT 1 FROM tenure_jobs INDEXED BY tenure_jobs_dead
+            WHERE completed_at IS NOT NULL AND status = 'dead_letter' LIMIT :most)
+UNION ALL SELECT 'cancelled', count(*) FROM (
+            SELECT 1 FROM tenure_history INDEXED BY tenure_history_cancelled
+             WHERE status = 'cancelled' LIMIT :most)
+UNION ALL SELECT 'completed', count(*) FILTER (WHERE status = 'completed') FROM (
+            SELECT status FROM tenure_history LIMIT 2 * :most);
 
 -- Operators. Each takes ids and says what became of each: the status is read first (the write
 -- lock is held), then one statement changes those that may change.
@@ -755,7 +811,7 @@ UPDATE tenure_jobs SET cancel_at = :now, cancel_reason = :reason, updated_at = :
 -- name: replay
 UPDATE tenure_jobs
    SET status = 'queued', attempts = 0, crashes = 0, losses = 0, ready_at = :now,
-       scheduled_at = :now, completed_at = NULL, started_at = NULL, progress = NULL, death = NULL,
+       scheduled_at = :now, completed_at = NULL, started_at = NULL, progress = NULL, death = '',
        payload = coalesce(:payload, payload), updated_at = :now
  WHERE id IN (SELECT value FROM json_each(:ids));
 
@@ -805,16 +861,6 @@ DELETE FROM tenure_history WHERE id IN
                        WHERE d.needs = h.id)
     ORDER BY completed_at LIMIT :most);
 
--- Dead jobs somebody waits for stay: they may yet be replayed.
--- name: prune_dead
-DELETE FROM tenure_jobs WHERE id IN
-  (SELECT id FROM tenure_jobs j
-    WHERE completed_at IS NOT NULL AND status IN ('failed', 'dead_letter')
-      AND type NOT IN (SELECT value FROM json_each(:types)) AND completed_at < :before
-      AND NOT EXISTS (SELECT 1 FROM tenure_edges d CROSS JOIN tenure_jobs w ON w.id = d.job
-                       WHERE d.needs = j.id)
-    LIMIT :most);
-
 -- Keep the last N of a task: everything older goes, a bounded batch at a time.
 -- name: prune_history_last
 DELETE FROM tenure_history WHERE id IN
@@ -823,35 +869,39 @@ DELETE FROM tenure_history WHERE id IN
     WHERE NOT EXISTS (SELECT 1 FROM tenure_edges d CROSS JOIN tenure_jobs j ON j.id = d.job
                        WHERE d.needs = h.id));
 
--- name: prune_dead_type
-DELETE FROM tenure_jobs WHERE id IN
-  (SELECT id FROM tenure_jobs j
-    WHERE completed_at IS NOT NULL AND status IN ('failed', 'dead_letter')
-      AND type = :type AND completed_at < :before
-      AND NOT EXISTS (SELECT 1 FROM tenure_edges d CROSS JOIN tenure_jobs w ON w.id = d.job
-                       WHERE d.needs = j.id)
-    LIMIT :most);
+-- Dead jobs of one group that are past their time, oldest first; or, to keep the last N of a task, the
+-- newest of it. Those somebody waits for stay: they may yet be replayed.
+-- name: prune_dead_old
+SELECT id, completed_at FROM tenure_jobs j INDEXED BY tenure_jobs_death
+ WHERE completed_at IS NOT NULL AND queue = :queue AND type = :type AND death = :death
+   AND completed_at < :before
+   AND NOT EXISTS (SELECT 1 FROM tenure_edges d CROSS JOIN tenure_jobs w ON w.id = d.job
+                    WHERE d.needs = j.id)
+ ORDER BY completed_at LIMIT :most;
 
--- name: prune_dead_last
-DELETE FROM tenure_jobs WHERE id IN
-  (SELECT id FROM (SELECT id FROM tenure_jobs
-                    WHERE completed_at IS NOT NULL AND status IN ('failed', 'dead_letter')
-                      AND type = :type
-                    ORDER BY completed_at DESC LIMIT :most OFFSET :last) j
-    WHERE NOT EXISTS (SELECT 1 FROM tenure_edges d CROSS JOIN tenure_jobs w ON w.id = d.job
-                       WHERE d.needs = j.id));
+-- name: prune_dead_newest
+SELECT id, completed_at FROM tenure_jobs INDEXED BY tenure_jobs_death
+ WHERE completed_at IS NOT NULL AND queue = :queue AND type = :type AND death = :death
+ ORDER BY completed_at DESC LIMIT :most;
 
--- Steps and edges of jobs that are no more.
+-- name: prune_dead
+DELETE FROM tenure_jobs WHERE id IN (SELECT value FROM json_each(:ids)) AND completed_at IS NOT NULL
+   AND NOT EXISTS (SELECT 1 FROM tenure_edges d CROSS JOIN tenure_jobs w ON w.id = d.job
+                    WHERE d.needs = tenure_jobs.id);
+
 -- name: prune_steps
-DELETE FROM tenure_steps WHERE job_id IN
-  (SELECT DISTINCT job_id FROM tenure_steps s
-    WHERE NOT EXISTS (SELECT 1 FROM tenure_jobs WHERE id = s.job_id) LIMIT :most);
+DELETE FROM tenure_steps WHERE job_id IN (SELECT value FROM json_each(:ids))
+   AND job_id NOT IN (SELECT id FROM tenure_jobs WHERE id IN (SELECT value FROM json_each(:ids)));
+
+-- Edges of jobs that are no more: the next page of jobs that have some.
+-- name: prune_edges_page
+SELECT job FROM tenure_edges WHERE job > :job ORDER BY job LIMIT :most;
 
 -- name: prune_edges
-DELETE FROM tenure_edges WHERE (needs, job) IN
-  (SELECT needs, job FROM tenure_edges e
-    WHERE NOT EXISTS (SELECT 1 FROM tenure_jobs WHERE id = e.job)
-      AND NOT EXISTS (SELECT 1 FROM tenure_history WHERE id = e.job) LIMIT :most);
+DELETE FROM tenure_edges WHERE job IN
+  (SELECT value FROM json_each(:ids)
+    WHERE NOT EXISTS (SELECT 1 FROM tenure_jobs WHERE id = value)
+      AND NOT EXISTS (SELECT 1 FROM tenure_history WHERE id = value));
 
 -- name: prune_events
 DELETE FROM tenure_events WHERE seq IN

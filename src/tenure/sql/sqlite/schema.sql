@@ -83,7 +83,7 @@ CREATE TABLE tenure_jobs (
   progress        TEXT,
   losses          INTEGER NOT NULL DEFAULT 0,  -- deaths of its worker or machine while it was held
   asked_at        INTEGER,                     -- when it was first asked to run; NULL: at once
-  death           TEXT,                        -- handle of what it died of: equal for equal deaths
+  death           TEXT NOT NULL DEFAULT '',    -- handle of what it died of: equal for equal deaths
   traceback       TEXT
 ) STRICT, WITHOUT ROWID;
 

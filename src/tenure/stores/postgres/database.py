@@ -105,6 +105,12 @@ class Database:
             statement, parameters, reserved=reserved, repeatable=repeatable, timeout=timeout
         )
 
+    def checked(self, statement: str, parameters: Mapping[str, Any] | None = None) -> list[Row]:
+        """A text that has the right schema already, on tables this program works with."""
+        if not self._checked:
+            self.check()
+        return self.run(statement, parameters)
+
     def run(
         self,
         statement: str,

@@ -2,8 +2,8 @@
 
 Partitions are made and dropped by functions that run with their owner's rights, so a worker needs
 no DDL. What it needs is written down once, here: `tenure migrate --grant` grants it, `tenure
-doctor` looks for it. `history` and `events` never change, so nobody is given UPDATE on them; what is
-past its time is removed by the owner's functions, so nobody is given DELETE either.
+doctor` looks for it. `history` and `events` never change, so nobody is given UPDATE on them; what
+is past its time is removed by the owner's functions, so nobody is given DELETE either.
 """
 
 from __future__ import annotations

@@ -2,67 +2,84 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from tenure.job import DEAD, FINISHED, STATUSES
-from tenure.store import DeadGroup, Filter, QueueInfo, Rollup
+from tenure.job import STATUSES
+from tenure.store import DeadGroup, Filter, Page, QueueInfo, Rollup, Totals
+from tenure.stores import listing
+from tenure.stores.listing import CAP, WALK, Walked
 from tenure.stores.postgres.base import PostgresBase
 from tenure.stores.postgres.database import to_uuid_text, to_uuids
-from tenure.stores.rows import event_from, job_from, queues_from
+from tenure.stores.rows import event_from, groups_from, job_from, queues_from
 
 if TYPE_CHECKING:
     from tenure.stored import Event, Job
 
+LAST_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 # What a listing may be narrowed by; only what was asked for is put into the statement.
 CONDITIONS = {
-    "before": "j.id < %(before)s::uuid",
     "status": "j.status = %(status)s",
     "type": "j.type = %(type)s",
     "queue": "j.queue = %(queue)s",
     "org": "j.org = %(org)s",
-    "key": "j.key = %(key)s",
     "place": "j.error_place = %(place)s",
-    "ids": "j.id = ANY (%(ids)s::uuid[])",
 }
 
 
 class Reading(PostgresBase):
     def get(self, id: str, *, org: str | None = None) -> Job | None:
         parameters = {"id": to_uuid_text(id), "org": org}
-        for part in ("job_hot", "job_history"):  # in this order: jobs move from one to the other
-            for row in self._read(part, self.database.sql("job_by_id"), parameters):
+        for table in ("hot", "finished"):  # in this order: jobs move from one to the other
+            statement = f"{self._columns(table, self._text(table))} {self._text('job_by_id')}"
+            for row in self._read(statement, parameters):
                 return _job(row)
         return None
 
-    def find(self, where: Filter, *, before: str | None = None, limit: int = 100) -> list[Job]:
-        if where.place is not None and where.status is None:
-            both = [
-                self.find(where._replace(status=status), before=before, limit=limit)
-                for status in sorted(DEAD)
-            ]
-            return sorted(chain(*both), key=lambda job: job.id, reverse=True)[:limit]
+    def find(self, where: Filter, *, before: str | None = None, limit: int = 100) -> Page:
         given: dict[str, Any] = {k: v for k, v in where._asdict().items() if v is not None}
+        given["before"] = LAST_ID if before is None else to_uuid_text(before)
+        if where.key is not None:
+            asked = {"key": where.key, "org": where.org, "walk": WALK}
+            owners = {id for (id,) in self._rows("key_owners", asked)}
+            where = where._replace(ids=tuple(owners & set(where.ids) if where.ids else owners))
         if where.ids is not None:
             given["ids"] = to_uuids(where.ids)
-        if before is not None:
-            given["before"] = to_uuid_text(before)
-        conditions = [CONDITIONS[name] for name in given]
-        if where.status in DEAD:
-            conditions.append("j.completed_at IS NOT NULL")  # walks jobs_dead
-        narrowing = f"WHERE {' AND '.join(conditions)} " if conditions else ""
-        rest = narrowing + self.database.sql("job_order")
-        rows: list[tuple[Any, ...]] = []
-        if where.status not in FINISHED:
-            rows += self._read("job_hot", rest, given | {"most": limit})
-        if where.status is None or where.status in FINISHED:
-            rows += self._read("job_history", rest, given | {"most": limit})
-        # A job may move to history between the two reads: keep one row an id, the finished one.
-        newest = {row[0]: row for row in rows}
-        return [_job(newest[id]) for id in sorted(newest, reverse=True)[:limit]]
+            parts = [self._among(table, where, given, limit) for table in ("hot", "finished")]
+        else:
+            parts = [self._walk(walk, where, given, limit) for walk in listing.walks(where)]
+        rows, further = listing.merged(parts, limit)
+        return Page([_job(row) for row in rows], further)
 
-    def _read(self, part: str, rest: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        return self.database.run(f"{self.database.sql(part)} {rest}", parameters)
+    def _walk(self, walk: str, where: Filter, given: dict[str, Any], limit: int) -> Walked:
+        """The rows that fit among the next ones of a table, and where the walk stopped."""
+        table = "finished" if walk in ("walk_finished", "walk_cancelled") else "hot"
+        source = self._text(walk)
+        parameters = given | {"most": limit, "walk": WALK}
+        narrowing = _where([CONDITIONS[name] for name in listing.narrowing(walk, where)])
+        ordered = f"{narrowing}{self._text('job_order')}"
+        rows = self._read(f"{self._columns(table, source)} {ordered}", parameters)
+        if len(rows) >= limit or not narrowing:
+            return Walked(rows, None)  # a whole page, or everything there is
+        end = self._text("walk_end").replace("{source}", source)
+        ((walked, last),) = self._read(end, parameters)
+        return Walked(rows, last if walked >= WALK else None)
+
+    def _among(self, table: str, where: Filter, given: dict[str, Any], limit: int) -> Walked:
+        conditions = [CONDITIONS[name] for name in listing.narrowing(table, where)]
+        conditions += ["j.id = ANY (%(ids)s::uuid[])", "j.id < %(before)s::uuid"]
+        ordered = f"{_where(conditions)}{self._text('job_order')}"
+        statement = f"{self._columns(table, self._text(table))} {ordered}"
+        return Walked(self._read(statement, given | {"most": limit}), None)
+
+    def _columns(self, table: str, source: str) -> str:
+        columns = self._text("job_hot" if table == "hot" else "job_history")
+        return columns.replace("{source}", source)
+
+    def _text(self, name: str) -> str:
+        return self.database.sql(name)
+
+    def _read(self, statement: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        return self.database.checked(statement, parameters)
 
     def events(
         self,
@@ -82,12 +99,11 @@ class Reading(PostgresBase):
         ]
 
     def dead_groups(self, where: Filter, *, limit: int = 100) -> list[DeadGroup]:
-        names = ("status", "type", "queue", "org", "place")
-        parameters = {name: getattr(where, name) for name in names} | {"most": limit}
-        return [DeadGroup(*row) for row in self._rows("dead_groups", parameters)]
+        asked = {"queue": where.queue, "type": where.type, "org": where.org, "most": CAP + 1}
+        return groups_from(self._rows("dead_groups", asked), where, limit)
 
     def queues(self, *, now_ms: int | None = None) -> list[QueueInfo]:
-        counted = self._rows("queue_counts", {"now": self._now(now_ms)})
+        counted = self._rows("queue_counts", {"now": self._now(now_ms), "most": CAP + 1})
         switches = self._rows("queue_switches", {})
         return queues_from(counted, switches)
 
@@ -95,16 +111,20 @@ class Reading(PostgresBase):
         return dict(self._rows("queue_names", {}))
 
     def unknown_types(self, types: frozenset[str]) -> dict[str, int]:
-        rows = self._rows("unknown_types", {"types": sorted(types)})
+        rows = self._rows("unknown_types", {"types": sorted(types), "walk": WALK})
         return dict(rows)
 
     def rollups(self, *, since_ms: int) -> list[Rollup]:
         rows = self._rows("rollups", {"since": since_ms})
         return [Rollup._make((*row[:6], tuple(row[6]))) for row in rows]
 
-    def totals(self) -> dict[str, int]:
+    def totals(self) -> Totals:
         counts: dict[str, int] = dict.fromkeys(STATUSES, 0)
-        return counts | dict(self._rows("totals", {}))
+        return Totals(*listing.capped(counts | dict(self._rows("totals", {"most": CAP + 1}))))
+
+
+def _where(conditions: list[str]) -> str:
+    return f"WHERE {' AND '.join(conditions)} " if conditions else ""
 
 
 def _job(row: tuple[Any, ...]) -> Job:

@@ -5,21 +5,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 from tenure.store import Prune
 from tenure.stores.postgres.base import PostgresBase
+from tenure.stores.postgres.database import to_uuid_text
 
 HOUR_MS = 3_600_000
 # Where finished jobs are kept for days, whole days go at once, by dropping their partition; only
 # what is still there a day after its time (in a partition of which something is kept) goes row by
 # row. A shorter time, and the terms a task has of its own, are kept to the row.
 DAY_SECONDS = 86_400.0
+EDGES_PER_PASS = 2000
+FIRST_ID = "00000000-0000-0000-0000-000000000000"
 FOLDS = (("minute", "hour", 24 * HOUR_MS), ("hour", "total", 90 * 24 * HOUR_MS))
 
 log = logging.getLogger("tenure.worker")
 
 
 class Retention(PostgresBase):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._pruned_edges = FIRST_ID  # where the walk over them stands
+
     def prune(self, keep: Prune, *, now_ms: int | None = None) -> Mapping[str, int]:
         """Several short transactions, so that nobody waits long behind a large clean-up."""
         ((clock,),) = self._rows("clock", {})
@@ -43,19 +51,18 @@ class Retention(PostgresBase):
         for (type_,) in self._rows("prune_types", {}):
             mine = keep.tasks.get(type_)
             age = usual if mine is None or mine.completed is None else mine.completed
-            sweep("finished", "prune_history", age, type=type_, last=None)
+            sweep("history", "prune_history", age, type=type_, last=None)
+            if mine is not None and mine.completed_last is not None:
+                last = mine.completed_last
+                sweep("history", "prune_history", -DAY_SECONDS, type=type_, last=last)
         for type_, own in keep.tasks.items():
-            if own.completed_last is not None:
-                sweep(
-                    "finished", "prune_history", -DAY_SECONDS, type=type_, last=own.completed_last
-                )
             if own.dead_last is not None:
-                sweep("dead", "prune_dead_last", type=type_, last=own.dead_last)
+                last = own.dead_last
+                sweep("dead", "prune_dead", types=[type_], others=False, last=last)
             age = keep.dead if own.dead is None else own.dead
-            sweep("dead", "prune_dead_type", age, type=type_)
-        sweep("dead", "prune_dead", keep.dead, types=own_terms)
-        sweep("steps", "prune_steps")
-        sweep("edges", "prune_edges")
+            sweep("dead", "prune_dead", age, types=[type_], others=False, last=None)
+        sweep("dead", "prune_dead", keep.dead, types=own_terms, others=True, last=None)
+        removed["edges"] = self._prune_edges()
         sweep("events", "prune_events", keep.events)
         sweep("keys", "prune_keys")
         sweep("workers", "prune_workers", keep.workers)
@@ -64,9 +71,25 @@ class Retention(PostgresBase):
             self._rows("fold_rollups", {"fine": fine, "coarse": coarse, "before": before})
         return removed
 
+    def _prune_edges(self) -> int:
+        asked = {"job": self._pruned_edges, "most": EDGES_PER_PASS}
+        ((gone, job),) = self._rows("prune_edges", asked)
+        self._pruned_edges = FIRST_ID if job is None else to_uuid_text(job)
+        return int(gone)
+
+    # -- what the owner has laid down -----------------------------------------------------------
+    def settings(self) -> dict[str, str]:
+        return dict(self._rows("settings", {}))
+
+    def lay_down(self, name: str, value: str | None, *, by: str) -> None:
+        statement = "lay_down" if value is not None else "take_back"
+        self._rows(statement, {"name": name, "value": value})
+
+    # -- days ---------------------------------------------------------------------------------
     def _turn_partitions(self, keep: dict[str, int], clock: int, own_terms: list[str]) -> None:
-        """Days to come get their partitions, by the server's clock: that is where rows will go. Days
-        that are over lose theirs, each in a transaction of its own, until somebody is in the way."""
+        """Days to come get their partitions, by the server's clock: that is where rows will go.
+        Days that are over lose theirs, each in a transaction of its own, until somebody is in the
+        way."""
         self._rows("add_partitions", {"now": clock})
         for (partition,) in self._rows("old_days", keep):
             asked = keep | {"partition": partition, "types": own_terms}

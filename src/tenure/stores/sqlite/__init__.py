@@ -12,10 +12,9 @@ from tenure.stores.sqlite.claiming import Claiming
 from tenure.stores.sqlite.leases import Leases
 from tenure.stores.sqlite.operators import Operators
 from tenure.stores.sqlite.reading import Reading
-from tenure.stores.sqlite.retention import Retention
 
 
-class SqliteStore(Claiming, Leases, Operators, Reading, Retention):
+class SqliteStore(Claiming, Leases, Operators, Reading):
     parallel = False  # one writer at a time
 
     def migrate(self) -> list[str]:

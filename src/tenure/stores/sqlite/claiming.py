@@ -230,7 +230,7 @@ class Claiming(SqliteBase):
                 lane = (queue, priority, org)
                 if lane in mixed and found < most:
                     self._turn[queue, priority] = org
-                    found += self._walk(db, lane, mixed[lane], most - found, types, picked)
+                    found += self._walk_past(db, lane, mixed[lane], most - found, types, picked)
             limits[queue] -= found
             left -= found
             picked.any = picked.any or found > 0
@@ -259,7 +259,7 @@ class Claiming(SqliteBase):
             orgs = hungry
         return picked
 
-    def _walk(
+    def _walk_past(
         self,
         db: sqlite3.Connection,
         lane: Lane,

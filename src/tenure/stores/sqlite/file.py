@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from tenure import errors, sql
-from tenure.stores.sqlite import explaining
 from tenure.stores.rows import death_handle
+from tenure.stores.sqlite import explaining
 from tenure.stores.sqlite.gate import Connection, GateWaiter
 
 if TYPE_CHECKING:

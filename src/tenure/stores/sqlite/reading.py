@@ -2,58 +2,92 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tenure.job import DEAD
-from tenure.store import DeadGroup, Filter, QueueInfo, Rollup
-from tenure.stores.rows import event_from, job_from, queues_from
-from tenure.stores.sqlite.base import SqliteBase, to_json
+from tenure.job import STATUSES
+from tenure.store import DeadGroup, Filter, Page, QueueInfo, Rollup, Totals
+from tenure.stores import listing
+from tenure.stores.listing import CAP, WALK, Walked
+from tenure.stores.rows import event_from, groups_from, job_from, queues_from
+from tenure.stores.sqlite.base import to_json
+from tenure.stores.sqlite.retention import Retention
 
 if TYPE_CHECKING:
+    import sqlite3
+
     from tenure.stored import Event, Job
 
+LAST_ID = "~"  # behind every ULID
+MOST_GROUPS = 1000
+# What a listing may be narrowed by; only what was asked for is put into the statement.
+CONDITIONS = {
+    "status": "j.status = :status",
+    "type": "j.type = :type",
+    "queue": "j.queue = :queue",
+    "org": "j.org = :org",
+    "place": "j.error_place = :place",
+}
+QUEUED = "j.status = 'queued' AND l.id IS NULL"  # the row of a running job says so, too
 
-class Reading(SqliteBase):
+
+class Reading(Retention):
     def get(self, id: str, *, org: str | None = None) -> Job | None:
         with self.file.read() as db:
-            for part in (
-                "job_hot",
-                "job_history",
-            ):  # in this order: jobs move from one to the other
-                statement = f"{self._sql[part]} {self._sql['job_by_id']}"
+            for table in ("hot", "finished"):  # in this order: jobs move from one to the other
+                columns = self._columns(table, self._sql[table])
+                statement = f"{columns} {self._sql['job_by_id']}"
                 row = db.execute(statement, {"id": id, "org": org}).fetchone()
                 if row is not None:
                     return _job(row)
         return None
 
-    def find(self, where: Filter, *, before: str | None = None, limit: int = 100) -> list[Job]:
-        parameters = where._asdict() | {
-            "ids": None if where.ids is None else to_json(where.ids),
-            "before": before,
-            "most": limit,
-        }
-        rows: list[tuple[Any, ...]] = []
-        if where.place is not None and where.status is None:
-            both = [
-                self.find(where._replace(status=status), before=before, limit=limit)
-                for status in sorted(DEAD)
-            ]
-            return sorted(chain(*both), key=lambda job: job.id, reverse=True)[:limit]
+    def find(self, where: Filter, *, before: str | None = None, limit: int = 100) -> Page:
+        given = where._asdict() | {"before": before or LAST_ID, "most": limit, "walk": WALK}
         with self.file.read() as db:
-            if where.status not in ("completed", "cancelled"):
-                status = "job_status_dead" if where.status in DEAD else "job_status_hot"
-                rows += db.execute(self._listing("job_hot", status), parameters)
-            if where.status is None or where.status in ("completed", "cancelled"):
-                rows += db.execute(self._listing("job_history", "job_status"), parameters)
-        # A job may move to history between the two reads: keep one row an id, the finished one.
-        newest = {row[0]: row for row in rows}
-        return [_job(newest[id]) for id in sorted(newest, reverse=True)[:limit]]
+            if where.key is not None:
+                owners = {row[0] for row in db.execute(self._sql["key_owners"], given)}
+                where = where._replace(ids=tuple(owners & set(where.ids) if where.ids else owners))
+            if where.ids is not None:
+                given["ids"] = to_json(where.ids)
+                parts = [self._among(db, table, where, given) for table in ("hot", "finished")]
+            else:
+                parts = [self._walk(db, walk, where, given) for walk in listing.walks(where)]
+        rows, further = listing.merged(parts, limit)
+        return Page([_job(row) for row in rows], further)
 
-    def _listing(self, columns: str, status: str) -> str:
-        return f"{self._sql[columns]} {self._sql[status]} {self._sql['job_filter']}"
+    def _walk(
+        self, db: sqlite3.Connection, walk: str, where: Filter, given: dict[str, Any]
+    ) -> Walked:
+        """The rows that fit among the next ones of a table, and where the walk stopped."""
+        table = "finished" if walk in ("walk_finished", "walk_cancelled") else "hot"
+        source = self._sql[walk]
+        narrowing = _where(_conditions(walk, where))
+        statement = f"{self._columns(table, source)} {narrowing}{self._sql['job_order']}"
+        rows = db.execute(statement, given).fetchall()
+        if len(rows) >= given["most"] or not narrowing:
+            return Walked(rows, None)  # a whole page, or everything there is
+        end = self._sql["walk_end"].replace("{source}", source)
+        walked, last = db.execute(end, given).fetchone()
+        return Walked(rows, last if walked >= WALK else None)
+
+    def _among(
+        self, db: sqlite3.Connection, table: str, where: Filter, given: dict[str, Any]
+    ) -> Walked:
+        if where.status == "in_progress":
+            running = "l.id IS NOT NULL" if table == "hot" else "false"
+            conditions = [*_conditions("walk_held", where), running]
+        else:
+            conditions = _conditions(table, where)
+        conditions += ["j.id IN (SELECT value FROM json_each(:ids))", "j.id < :before"]
+        columns = self._columns(table, self._sql[table])
+        statement = f"{columns} {_where(conditions)}{self._sql['job_order']}"
+        return Walked(db.execute(statement, given).fetchall(), None)
+
+    def _columns(self, table: str, source: str) -> str:
+        columns = self._sql["job_hot" if table == "hot" else "job_history"]
+        return columns.replace("{source}", source)
 
     def events(
         self,
@@ -69,15 +103,25 @@ class Reading(SqliteBase):
             return [event_from(row) for row in db.execute(self._sql[name], parameters).fetchall()]
 
     def dead_groups(self, where: Filter, *, limit: int = 100) -> list[DeadGroup]:
+        rows: list[tuple[Any, ...]] = []
         with self.file.read() as db:
-            rows = db.execute(self._sql["dead_groups"], where._asdict() | {"most": limit})
-            return [DeadGroup(*row) for row in rows.fetchall()]
+            for number, (queue, type_, death) in enumerate(self._deaths(db)):
+                if number >= MOST_GROUPS:
+                    break
+                if where.queue in (None, queue) and where.type in (None, type_):
+                    group = {"queue": queue, "type": type_, "death": death, "org": where.org}
+                    asked = group | {"most": CAP + 1}
+                    rows += db.execute(self._sql["dead_group"], asked).fetchall()
+        return groups_from(rows, where, limit)
 
     def queues(self, *, now_ms: int | None = None) -> list[QueueInfo]:
         now = self._now(now_ms)
         with self.file.read() as db:
-            counted = db.execute(self._sql["queue_counts"], {"now": now}).fetchall()
             switches = db.execute(self._sql["queue_switches"]).fetchall()
+            counted = db.execute(self._sql["running_counts"], {"now": now}).fetchall()
+            for name, *_switch in switches:
+                asked = {"queue": name, "now": now, "most": CAP + 1}
+                counted += db.execute(self._sql["queue_counts"], asked).fetchall()
         return queues_from(counted, switches)
 
     def queue_names(self) -> dict[str, bool]:
@@ -86,7 +130,7 @@ class Reading(SqliteBase):
 
     def unknown_types(self, types: frozenset[str]) -> dict[str, int]:
         with self.file.read() as db:
-            parameters = {"types": to_json(sorted(types))}
+            parameters = {"types": to_json(sorted(types)), "walk": WALK}
             return dict(db.execute(self._sql["unknown_types"], parameters).fetchall())
 
     def rollups(self, *, since_ms: int) -> list[Rollup]:
@@ -94,9 +138,23 @@ class Reading(SqliteBase):
             rows = db.execute(self._sql["rollups"], {"since": since_ms}).fetchall()
         return [Rollup._make((*row[:6], tuple(row[6:]))) for row in rows]
 
-    def totals(self) -> dict[str, int]:
+    def totals(self) -> Totals:
+        counts: dict[str, int] = dict.fromkeys(STATUSES, 0)
         with self.file.read() as db:
-            return dict(db.execute(self._sql["totals"]).fetchall())
+            counts |= dict(db.execute(self._sql["totals"], {"most": CAP + 1}).fetchall())
+        return Totals(*listing.capped(counts))
+
+
+def _conditions(walk: str, where: Filter) -> list[str]:
+    """On a hot table `queued` is said of what is running, too."""
+    names = listing.narrowing(walk, where)
+    if walk in ("hot", "walk_hot") and where.status == "queued":
+        return [QUEUED, *(CONDITIONS[name] for name in names if name != "status")]
+    return [CONDITIONS[name] for name in names]
+
+
+def _where(conditions: list[str]) -> str:
+    return f"WHERE {' AND '.join(conditions)} " if conditions else ""
 
 
 def _job(row: tuple[Any, ...]) -> Job:

@@ -8,12 +8,13 @@ BEGIN
      WHERE p.pronamespace = (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'tenure.jobs'::regclass)
        AND p.proname IN (
          'add_edges', 'add_partitions', 'add_queues', 'add_up', 'audited', 'bucket', 'cancel',
-         'check_needs', 'claim', 'claim_jobs', 'complete_runs', 'count_down', 'count_runs',
-         'death', 'discard', 'dismiss', 'disown', 'doom', 'drop_day', 'drop_partitions',
-         'due_lanes', 'end_keys', 'end_runs', 'enqueue_job', 'enqueue_job_and_hint',
-         'enqueue_jobs', 'event_writers', 'finish', 'finish_completed', 'finish_runs', 'floored',
-         'followers', 'hold_keys', 'lanes', 'leave', 'look_up', 'next_due', 'note', 'old_days',
-         'pass_fence', 'pick', 'prune_events', 'prune_history', 'read_jobs', 'reap',
+         'check_needs', 'claim', 'claim_jobs', 'complete_runs', 'count_down', 'count_jobs',
+         'count_queues', 'count_runs', 'dead_groups', 'death', 'discard', 'dismiss', 'disown',
+         'doom', 'drop_day', 'drop_partitions', 'due_lanes', 'end_keys', 'end_runs',
+         'enqueue_job', 'enqueue_job_and_hint', 'enqueue_jobs', 'event_writers', 'finish',
+         'finish_completed', 'finish_runs', 'floored', 'followers', 'hold_keys', 'lanes',
+         'leave', 'look_up', 'next_death', 'next_due', 'note', 'old_days', 'pass_fence', 'pick',
+         'prune_dead', 'prune_edges', 'prune_events', 'prune_history', 'read_jobs', 'reap',
          'refuse_circles', 'refuse_field', 'refuse_fields', 'refuse_jobs', 'release', 'replay',
          'rescue', 'rescue_jobs', 'retire', 'roll_up', 'round_up', 'save_step', 'settle',
          'settle_dependants', 'sign_off', 'stay', 'still_wanted', 'store_jobs', 'store_step',
@@ -23,5 +24,5 @@ BEGIN
   END LOOP;
 END $$;
 
-DROP TYPE IF EXISTS tenure.candidate, tenure.ended, tenure.harvest, tenure.key_end, tenure.lane,
+DROP TYPE IF EXISTS tenure.candidate, tenure.death_group, tenure.ended, tenure.harvest, tenure.key_end, tenure.lane,
   tenure.new_job, tenure.tally;

@@ -284,7 +284,8 @@ BEGIN
          error_place = coalesce(r.error_place, j.error_place),
          traceback = coalesce(r.traceback, j.traceback),
          death = CASE WHEN r.status IN ('failed', 'dead_letter') THEN tenure.death(j.type, r.status,
-                   coalesce(r.error_code, j.error_code), coalesce(r.error_place, j.error_place)) END,
+                   coalesce(r.error_code, j.error_code), coalesce(r.error_place, j.error_place))
+                   ELSE '' END,
          cancel_at = NULL, cancel_reason = NULL,
          updated_at = moment
     FROM (SELECT r.*, j.at FROM unnest(runs) r CROSS JOIN LATERAL (

@@ -111,7 +111,7 @@ BEGIN
     UPDATE tenure.jobs j
        SET status = 'queued', attempts = 0, crashes = 0, losses = 0, ready_at = moment,
            scheduled_at = moment, promoted = true, completed_at = NULL, started_at = NULL,
-           progress = NULL, death = NULL, payload = coalesce(new_payload, j.payload),
+           progress = NULL, death = '', payload = coalesce(new_payload, j.payload),
            updated_at = moment
      WHERE j.id = ANY (seen.dead);
     INSERT INTO tenure.keys AS k (org, key, job_id, first_seen_at, last_seen_at, ttl_ms)

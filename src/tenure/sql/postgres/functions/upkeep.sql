@@ -166,6 +166,64 @@ BEGIN
   RETURN gone;
 END $$;
 
+-- Dead jobs past their time, of these tasks or of all others; or of a task all but the last so many. One
+-- step of jobs_death a group where none is. Those somebody waits for stay: they may yet be replayed.
+CREATE FUNCTION tenure.prune_dead(in_types text[], others boolean, before bigint, keep_last integer,
+  most integer) RETURNS bigint LANGUAGE plpgsql
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off
+SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+  at tenure.death_group;
+  old uuid[] := '{}';
+BEGIN
+  SELECT j.queue, j.type, j.death INTO at FROM tenure.jobs j
+   WHERE j.completed_at IS NOT NULL ORDER BY j.queue, j.type, j.death LIMIT 1;
+  WHILE at.queue IS NOT NULL AND (keep_last IS NOT NULL OR cardinality(old) < most) LOOP
+    IF (at.type = ANY (in_types)) <> others THEN
+      old := old || ARRAY(
+        SELECT j.id FROM tenure.jobs j
+         WHERE j.completed_at IS NOT NULL AND j.queue = at.queue AND j.type = at.type
+           AND j.death = at.death AND (keep_last IS NOT NULL OR j.completed_at < before)
+         ORDER BY CASE WHEN keep_last IS NOT NULL THEN -j.completed_at ELSE j.completed_at END
+         LIMIT most + coalesce(keep_last, 0));
+    END IF;
+    at := tenure.next_death(at.queue, at.type, at.death);
+  END LOOP;
+  IF keep_last IS NOT NULL THEN
+    old := ARRAY(SELECT j.id FROM tenure.jobs j WHERE j.id = ANY (old)
+                  ORDER BY j.completed_at DESC, j.id DESC LIMIT most OFFSET keep_last);
+  END IF;
+  old := ARRAY(
+    SELECT j.id FROM tenure.jobs j
+     WHERE j.id = ANY (old) AND j.completed_at IS NOT NULL
+       AND NOT EXISTS (SELECT 1 FROM tenure.edges d JOIN tenure.jobs w ON w.id = d.job
+                        WHERE d.needs = j.id)
+     ORDER BY j.id LIMIT most FOR UPDATE SKIP LOCKED);
+  DELETE FROM tenure.steps s WHERE s.job_id = ANY (old);
+  DELETE FROM tenure.jobs j WHERE j.id = ANY (old);
+  RETURN cardinality(old);
+END $$;
+
+-- Edges of jobs that are no more: the next page of jobs that have some, after `after_job`. How many
+-- went, and where the walk stands; NULL at its end.
+CREATE FUNCTION tenure.prune_edges(after_job uuid, most integer)
+RETURNS TABLE (gone bigint, job uuid) LANGUAGE plpgsql
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off
+SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+  page uuid[] := ARRAY(SELECT e.job FROM tenure.edges e WHERE e.job > after_job
+                        ORDER BY e.job LIMIT most);
+BEGIN
+  DELETE FROM tenure.edges e WHERE e.job = ANY (ARRAY(
+    SELECT DISTINCT p.job FROM unnest(page) p(job)
+     WHERE NOT EXISTS (SELECT 1 FROM tenure.jobs j WHERE j.id = p.job)
+       AND NOT EXISTS (SELECT 1 FROM tenure.history h WHERE h.id = p.job)));
+  GET DIAGNOSTICS gone = ROW_COUNT;
+  job := CASE WHEN cardinality(page) = most THEN page[most] END;
+  RETURN NEXT;
+END $$;
+
 -- Events outside the partitions by day, which go as a whole.
 CREATE FUNCTION tenure.prune_events(before bigint, most integer) RETURNS bigint LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

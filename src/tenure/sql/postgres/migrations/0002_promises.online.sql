@@ -6,7 +6,7 @@ ALTER TABLE tenure.jobs
   ADD COLUMN IF NOT EXISTS losses integer NOT NULL DEFAULT 0,
   ADD COLUMN IF NOT EXISTS promoted boolean NOT NULL DEFAULT false,
   ADD COLUMN IF NOT EXISTS asked_at bigint,
-  ADD COLUMN IF NOT EXISTS death text COLLATE "C",
+  ADD COLUMN IF NOT EXISTS death text COLLATE "C" NOT NULL DEFAULT '',
   ADD COLUMN IF NOT EXISTS traceback text;
 
 CREATE INDEX CONCURRENTLY IF NOT EXISTS jobs_claim_new ON tenure.jobs (queue, priority, org, ready_at, id)

@@ -11,7 +11,7 @@ ALTER TABLE tenure.jobs
   ADD COLUMN IF NOT EXISTS losses integer NOT NULL DEFAULT 0,
   ADD COLUMN IF NOT EXISTS promoted boolean NOT NULL DEFAULT false,
   ADD COLUMN IF NOT EXISTS asked_at bigint,
-  ADD COLUMN IF NOT EXISTS death text COLLATE "C",
+  ADD COLUMN IF NOT EXISTS death text COLLATE "C" NOT NULL DEFAULT '',
   ADD COLUMN IF NOT EXISTS traceback text;
 
 DROP INDEX tenure.jobs_claim;

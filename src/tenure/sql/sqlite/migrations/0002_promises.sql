@@ -22,7 +22,7 @@ DROP TRIGGER tenure_jobs_move;
 
 ALTER TABLE tenure_jobs ADD COLUMN losses INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE tenure_jobs ADD COLUMN asked_at INTEGER;
-ALTER TABLE tenure_jobs ADD COLUMN death TEXT;
+ALTER TABLE tenure_jobs ADD COLUMN death TEXT NOT NULL DEFAULT '';
 ALTER TABLE tenure_jobs ADD COLUMN traceback TEXT;
 ALTER TABLE tenure_history ADD COLUMN losses INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE tenure_history ADD COLUMN asked_at INTEGER;
