@@ -70,7 +70,7 @@ BAD: dict[str, tuple[type[Exception], str, Call]] = {
     "NaN": (tenure.PayloadError, "NaN or infinite", lambda a, t: t.enqueue("a", float("nan"))),
     "infinity": (tenure.PayloadError, "NaN or infinite", lambda a, t: t.enqueue("a", [1e999])),
     "lone surrogate": (tenure.PayloadError, "lone surrogate", lambda a, t: t.enqueue("\ud800")),
-    "huge integer": (tenure.PayloadError, r"2\*\*53", lambda a, t: t.enqueue("a", 2**63)),
+    "huge integer": (tenure.PayloadError, r"2\*\*63", lambda a, t: t.enqueue("a", 2**63)),
     "too deep": (
         tenure.PayloadError, "nested deeper than", lambda a, t: t.enqueue("a", deep(TOO_DEEP)),
     ),
