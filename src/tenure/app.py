@@ -274,7 +274,7 @@ class App:
     # -- operators ----------------------------------------------------------------------------
     def cancel(self, id: object, *, actor: tuple[str, str] = SYSTEM, reason: str = "") -> str:
         """`cancelled` at once when queued, `requested` when running; otherwise an error."""
-        return self._one(self.store.cancel, "cancel", id, actor, reason=reason)
+        return self._one(self.store.cancel, "cancel", id, actor, reason=policy.reason(reason))
 
     async def acancel(
         self, id: object, *, actor: tuple[str, str] = SYSTEM, reason: str = ""
@@ -301,7 +301,7 @@ class App:
 
     def discard(self, id: object, *, actor: tuple[str, str] = SYSTEM, reason: str = "") -> str:
         """Give a dead job up: it becomes `cancelled`."""
-        return self._one(self.store.discard, "discard", id, actor, reason=reason)
+        return self._one(self.store.discard, "discard", id, actor, reason=policy.reason(reason))
 
     def _one(
         self,
@@ -323,7 +323,8 @@ class App:
 
     def pause(self, queue: str, *, reason: str = "", actor: tuple[str, str] = SYSTEM) -> None:
         """Nothing of this queue is claimed until `resume`; what runs goes on."""
-        self.store.pause(policy.queue_name(queue), actor=checked_actor(actor), reason=reason)
+        name, why = policy.queue_name(queue), policy.reason(reason)
+        self.store.pause(name, actor=checked_actor(actor), reason=why)
 
     def resume(self, queue: str, *, actor: tuple[str, str] = SYSTEM) -> None:
         self.store.resume(policy.queue_name(queue), actor=checked_actor(actor))
