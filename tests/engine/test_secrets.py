@@ -577,6 +577,19 @@ def test_a_bad_result_is_told_in_our_words_but_for_its_path(app: tenure.App) -> 
     assert job.error_code == "RESULT_ERROR"
 
 
+def test_a_bad_step_is_told_in_our_words_but_for_its_name(app: tenure.App) -> None:
+    @app.task
+    def work(ctx: tenure.Context, words: list[str], to: str) -> Any:
+        ctx.step(f"mail {to}", lambda: {"nested": object()})
+
+    job = run(app, work, [*OUR_WORDS, "step"], "gertrude@example.com")
+
+    assert str(job.error).startswith(
+        "PayloadError: the result of step 'mail [redacted]'.[redacted] is of type object, which"
+    )
+    assert (job.status, job.error_code) == ("failed", "RESULT_ERROR")
+
+
 def test_a_reference_that_is_not_declared_is_told_in_our_words(app: tenure.App) -> None:
     @app.task(retry=ONCE)
     def work(ctx: tenure.Context, words: list[str], ref: str) -> Any:

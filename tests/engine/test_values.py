@@ -53,19 +53,24 @@ def test_integers_of_64_bits_come_back_exactly(app: tenure.App) -> None:
 
     arguments: dict[str, Any] = {"numbers": EDGES, "one": 2**63 - 1, "any": {"deep": [EDGES]}}
     one = app.enqueue("work", arguments)
+    long = app.enqueue("work", arguments | {"any": {"deep": [EDGES], "pad": "x" * 9000}})
     many = app.enqueue_many([work.job(**arguments), work.options(key="k").job(**arguments)])
     app.run_worker(drain=True)
 
-    for receipt in (one, *many):
+    for receipt in (one, *many, long):
         job = app.get(receipt.id)
         assert job is not None
-        assert job.payload == arguments
+        assert job.payload | {"any": {"deep": job.payload["any"]["deep"]}} == arguments
         assert job.result == {"numbers": EDGES}
         assert job.progress == {"percent": 50, "numbers": EDGES}
         assert app.result(receipt.id) == {"numbers": EDGES}
-    assert seen == [(EDGES, 2**63 - 1, {"deep": [EDGES]}, {"numbers": EDGES})] * 3
+    assert len(seen) == 4
+    for numbers, biggest, more, step in seen:
+        assert (numbers, biggest, more["deep"], step) == (
+            EDGES, 2**63 - 1, [EDGES], {"numbers": EDGES},
+        )  # fmt: skip
     results = [job.result for job in app.find(type="child")]
-    assert results == [EDGES] * 3
+    assert results == [EDGES] * 4
     assert all(type(number) is int for number in results[0])
 
 

@@ -80,9 +80,9 @@ class JobRun:
             self.secrets.append(value)
         return value
 
-    def pack(self, value: Any, what: str) -> str:
-        with _made_by_the_handler():
-            return self.task.signature.encode(value, what)
+    def pack(self, value: Any, step: str) -> str:
+        with _made_by_the_handler(repr(step)):
+            return self.task.signature.encode(value, f"the result of step {step!r}")
 
     def transaction(self, result: Callable[[], Any]) -> AbstractContextManager[Any]:
         if self.waiter is not None:
@@ -142,12 +142,13 @@ def call(run: JobRun) -> Any:
 
 
 @contextmanager
-def _made_by_the_handler() -> Iterator[None]:
+def _made_by_the_handler(*named: str) -> Iterator[None]:
     """What cannot be stored of it is no reason to do its work again."""
     try:
         yield
     except PayloadError as error:
         error.code = RESULT_ERROR
+        error.quoting(*(error.quoted or ()), *named)
         raise
 
 
@@ -196,12 +197,9 @@ def judge_error(error: BaseException, run: JobRun) -> outcome.Outcome:
         return _judge_error(error, run)
     except BaseException as broken:  # places only: the texts may hold payload values
         where = "".join(traceback.format_tb(broken.__traceback__))
-        kind, name = type(broken).__name__, type(error).__name__
+        kind, name = type(broken).__name__, clean(type(error).__name__)[:MOST_CODE]
         log.error("the failure of job %s cannot be judged: %s\n%s", run.job.id, kind, where)
-        failure = outcome.Failure(name, "UNKNOWN", name)
-        if run.job.attempts >= run.job.max_attempts:
-            return outcome.Dead(failure)
-        return outcome.Retried(policy.Exponential().delay(run.job.attempts), failure)
+        return _by_default(outcome.Failure(name, "UNKNOWN", name), run)
 
 
 def _judge_error(error: BaseException, run: JobRun) -> outcome.Outcome:
@@ -226,7 +224,13 @@ def _judge_error(error: BaseException, run: JobRun) -> outcome.Outcome:
     except Exception as broken:  # a backoff of the user's own: keep the failure all the same
         kind = type(broken).__name__
         log.warning("the backoff of task %r raised %s: using the default", run.job.type, kind)
-        return outcome.Retried(policy.Exponential().delay(run.job.attempts), failure)
+        return _by_default(failure, run)
+
+
+def _by_default(failure: outcome.Failure, run: JobRun) -> outcome.Outcome:
+    if run.job.attempts >= run.job.max_attempts:
+        return outcome.Dead(failure)
+    return outcome.Retried(policy.Exponential().delay(run.job.attempts), failure)
 
 
 # -- words that may be stored -------------------------------------------------------------------
