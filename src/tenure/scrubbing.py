@@ -156,7 +156,7 @@ class _Page:
             if not isinstance(scalar, str):
                 forms.update(_digits(scalar, grouped=self._grouped))
                 continue
-            forms.update((scalar, scalar.lower(), scalar.strip()))
+            forms.update((scalar, scalar.lower(), scalar.strip(), *_retyped(scalar)))
             if len(scalar) >= _ANYWHERE_FROM:
                 forms.add(scalar.upper())
             if (self._escaped or self._quoted) and not (scalar.isalnum() and scalar.isascii()):
@@ -263,6 +263,13 @@ def _escaped(value: str) -> Iterator[str]:
     ):
         yield form
         yield form.replace("\\", "\\\\")  # quoted once more, as a KeyError does
+
+
+def _retyped(value: str) -> tuple[str, ...]:
+    """How Python shows what it was stored as: a datetime, a UUID."""
+    if value[10:11] == "T" and value[4:5] == "-":
+        return (value.replace("T", " ").replace("Z", "+00:00"),)
+    return (value.replace("-", ""),) if len(value) == 36 and value[8] == "-" else ()
 
 
 def _quoted(value: str) -> Iterator[str]:

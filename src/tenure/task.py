@@ -265,16 +265,17 @@ def checked_paths(paths: Sequence[str], function: Callable[..., Any]) -> tuple[s
     from tenure.secrecy import any_index
 
     names = list(signature(function).parameters)
-    if isinstance(paths, str) or not all(isinstance(path, str) for path in paths):
+    given = () if isinstance(paths, str) else tuple(paths)
+    if not given or not all(isinstance(path, str) for path in given):
         raise ConfigError('not_secret= takes a list of paths, such as ["token", "reset.token"]')
-    for path in paths:
+    for path in given:
         first = path.partition(".")[0].partition("[")[0]
         if first not in names:
             raise ConfigError(
                 f"not_secret= got {path!r}, but {getattr(function, '__name__', 'it')} has no "
                 f"parameter {first!r}; it takes ({', '.join(names)})"
             )
-    return tuple(any_index(path) for path in paths)
+    return tuple(any_index(path) for path in given)
 
 
 def _remark(allow_secret: bool, waived: tuple[str, ...]) -> str | None:

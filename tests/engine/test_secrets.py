@@ -5,6 +5,7 @@ that is stored, told to a hook or logged; and our own words, which no payload ma
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import os
@@ -530,6 +531,41 @@ def test_errors_are_stored_and_logged_without_payload_values(
     assert "mail to [redacted] bounced for [redacted]" in everything
     for leak in ("gertrude", "4111222333", "stein"):
         assert leak not in everything
+
+
+def test_a_long_name_is_not_saved_by_the_cut(app: tenure.App) -> None:
+    """Our own words around it stay, unless the end of the message is gone."""
+
+    @app.task
+    def other() -> None: ...
+
+    @app.task(retry=ONCE)
+    def work(name: str) -> None:
+        app.enqueue("other", {name: 1})
+
+    short = run(app, work, "gertrude")
+    long = run(app, work, "gertrude stein " * 1000)
+
+    assert short.error == (
+        "ArgumentError: Task 'other' got an unexpected argument '[redacted]'; it takes ()."
+    )
+    assert long.error == "ArgumentError: Task 'other' got an unexpected argument '[redacted]"
+
+
+def test_a_hook_that_raises_is_not_shown_with_what_it_was_given(
+    app: tenure.App, caplog: pytest.LogCaptureFixture
+) -> None:
+    def hook(password: str, event: tenure.Lifecycle) -> None:
+        raise RuntimeError(password)
+
+    @app.task
+    def work() -> None: ...
+
+    app.on("complete")(functools.partial(hook, "hunter22"))
+    run(app, work)
+
+    assert "hook partial for 'complete' raised RuntimeError" in caplog.text
+    assert "hunter22" not in caplog.text
 
 
 def test_values_inside_json_text_are_payload_values_too(app: tenure.App) -> None:

@@ -38,6 +38,8 @@ PAYLOAD = {
     "amount": 1234567.5,
     "n": [1, 22, True, None, {"deep": ["Grünstraße 7", "new", "USD"]}],
     "carol@example.com": 1,
+    "at": "2026-11-16T10:00:00Z",
+    "order": "8c5e2f0e-9d8b-4a52-8a5f-0d1b3cf0f0a1",
     "essay": "It was a dark and stormy night; " * 50,
 }
 
@@ -63,6 +65,8 @@ PAYLOAD = {
         ("KeyError: 'carol@example.com'", "KeyError: '[redacted]'"),
         ("input_value='It was a dark...stormy night; '", "input_value='[redacted]...[redacted]'"),
         ("too long: It was a da", "too long: [redacted]"),
+        ("no slot at 2026-11-16 10:00:00+00:00", "no slot at [redacted]"),
+        ("no 8c5e2f0e9d8b4a528a5f0d1b3cf0f0a1", "no [redacted]"),
         ("", ""),
     ],
 )

@@ -152,6 +152,6 @@ def _finish_hook(hook: Hook, kind: str, said: Coroutine[Any, Any, Any]) -> None:
 
 
 def _complain(hook: Hook, kind: str, error: Exception) -> None:
-    """Type only: the text may hold payload values."""
-    name = getattr(hook, "__name__", hook)
+    """Types only: the text may hold payload values, and a partial shows what it was given."""
+    name = getattr(hook, "__name__", type(hook).__name__)
     log.error("hook %s for %r raised %s; the job goes on", name, kind, type(error).__name__)

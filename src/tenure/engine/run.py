@@ -258,11 +258,13 @@ class Words:
         text = _text(said)
         if self._not_the_handlers(said, text):
             return text[:MOST_TEXT]
-        if not isinstance(said, TenureError) or said.quoted is None:
+        quoted = said.quoted if isinstance(said, TenureError) else None
+        theirs = None if quoted is None else [clean(part) for part in quoted if part]
+        if theirs is None or not all(part in text for part in theirs):
             return self._scrubbed(text)[:MOST_TEXT]  # a cut first could hide half a value
-        theirs = "|".join(re.escape(clean(part)) for part in said.quoted if part)
-        ours = re.sub(theirs, lambda part: self._scrubbed(part[0]), text) if theirs else text
-        return ours[:MOST_TEXT]
+        for_them = "|".join(map(re.escape, theirs))
+        scrubbed = re.sub(for_them, lambda part: self._scrubbed(part[0]), text) if theirs else text
+        return scrubbed[:MOST_TEXT]
 
     def code(self, code: str) -> str:
         return code if code in OUR_CODES else self._scrubbed(code)[:MOST_CODE]
