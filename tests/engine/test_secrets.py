@@ -19,7 +19,14 @@ import pytest
 
 import tenure
 from crash.harness import Workshop
-from leaks import assert_absent, assert_not_stored, canary, leaks, said_about_jobs
+from leaks import (
+    assert_absent,
+    assert_not_stored,
+    assert_nothing_leaked,
+    canary,
+    leaks,
+    said_about_jobs,
+)
 from places import Place
 from tenure.scrubbing import Scrubber
 
@@ -389,6 +396,24 @@ def test_the_oracle_finds_what_scrubbing_hides(
         assert_not_stored([word], place)
     for way in ("code", "file", "own type", "fail", "cancel"):
         assert leaks(told_of(app, run(app, work, way, "hex")), [word]), way
+
+
+def test_what_is_looked_at_after_every_test_is_looked_at(app: tenure.App, place: Place) -> None:
+    @app.task(retry=ONCE)
+    def work(to: str) -> None:
+        raise RuntimeError("cannot be reached")
+
+    job = run(app, work, "gertrude.stein@example.com")
+    assert_nothing_leaked(place, "RuntimeError: no answer")
+
+    with pytest.raises(AssertionError, match="gertrude"):
+        assert_nothing_leaked(place, "RuntimeError: no gertrude.stein@example.com")
+    for column in ("error", "error_code", "error_place"):
+        place.sql(f"UPDATE tenure_jobs SET {column} = 'of gertrude.stein@example.com'")
+        with pytest.raises(AssertionError, match="gertrude"):
+            assert_nothing_leaked(place)
+        place.sql(f"UPDATE tenure_jobs SET {column} = 'mended'")
+    assert app.get(job.id)
 
 
 def test_short_secrets_are_hidden_as_words_of_their_own(
