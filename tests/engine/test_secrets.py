@@ -27,6 +27,7 @@ from leaks import (
     leaks,
     said_about_jobs,
 )
+from lookalikes import LETTERS
 from places import Place
 from tenure.scrubbing import Scrubber
 
@@ -177,7 +178,7 @@ def test_a_field_that_is_no_secret_passes_and_is_on_record(
 def test_what_is_waived_for_one_field_is_waived_for_no_other(
     app: tenure.App, count: Callable[[], int]
 ) -> None:
-    @app.task(not_secret=["token", "reset.token"])
+    @app.task(not_secret=["token", "reset", "reset.token"])
     def mail(token: str = "", reset: Any = None, password: str = "") -> None: ...
 
     app.migrate()
@@ -190,6 +191,8 @@ def test_what_is_waived_for_one_field_is_waived_for_no_other(
         with pytest.raises(tenure.PayloadError) as refused:
             app.enqueue("mail", arguments)
         assert path in str(refused.value), "ready to be pasted"
+    with pytest.raises(tenure.PayloadError, match="a key of .*reset looks like a GitHub token"):
+        app.enqueue("mail", {"reset": {"ghp_" + LETTERS: 1}})
     assert count() == 0
     app.enqueue("mail", {"token": "t1", "reset": {"token": "t2"}})
 
