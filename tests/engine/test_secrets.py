@@ -191,7 +191,7 @@ def test_what_is_waived_for_one_field_is_waived_for_no_other(
         with pytest.raises(tenure.PayloadError) as refused:
             app.enqueue("mail", arguments)
         assert path in str(refused.value), "ready to be pasted"
-    with pytest.raises(tenure.PayloadError, match="a key of .*reset looks like a GitHub token"):
+    with pytest.raises(tenure.PayloadError, match=r"a key of .*reset looks like a GitHub token"):
         app.enqueue("mail", {"reset": {"ghp_" + LETTERS: 1}})
     assert count() == 0
     app.enqueue("mail", {"token": "t1", "reset": {"token": "t2"}})
