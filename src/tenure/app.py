@@ -17,7 +17,7 @@ from tenure.context import HOOKS, Context, Lifecycle, checked_actor
 from tenure.errors import ConfigError, DuplicateTask, IllegalTransition, JobNotFound, UnknownTask
 from tenure.ids import parse_id
 from tenure.job import SYSTEM, Actor, NewJob, Receipt
-from tenure.task import Task, TaskSettings, checked_timeout
+from tenure.task import Task, TaskDecorator
 
 if TYPE_CHECKING:
     from tenure.config import Settings
@@ -99,13 +99,21 @@ class App:
     """A set of tasks and the place their jobs are stored.
 
     `url` defaults to $TENURE_URL, then `tenure.toml`, then `sqlite:///tenure.db`; any other
-    setting can be given by name.
+    setting can be given by name. `secrets` are the references `ctx.secret` may ask for, or their
+    beginnings: `["STRIPE_KEY", "env:MAIL_*", "file:/run/secrets/*"]`; without them it gives none.
     """
 
-    def __init__(self, url: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self, url: str | None = None, *, secrets: Sequence[str] = (), **settings: Any
+    ) -> None:
         from tenure.config import Settings  # 9 ms with dataclasses, which not every module needs
 
         self.settings = Settings.load(url=url, **settings)
+        self.secrets: tuple[str, ...] = ()
+        if secrets:
+            from tenure.reference import declared  # 2 ms, for those who have some
+
+            self.secrets = declared(secrets)
         self.tasks: dict[str, Task[..., Any]] = {}
         self.hooks: dict[str, list[Callable[[Lifecycle], Any]]] = {}
         self.secret_provider: Callable[[str], str | None] | None = None
@@ -133,6 +141,7 @@ class App:
         timeout: float | None = None,
         process: bool = False,
         keep: policy.Keep | None = None,
+        not_secret: Sequence[str] = (),
     ) -> TaskDecorator: ...
 
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
@@ -268,7 +277,7 @@ class App:
     # -- operators ----------------------------------------------------------------------------
     def cancel(self, id: object, *, actor: tuple[str, str] = SYSTEM, reason: str = "") -> str:
         """`cancelled` at once when queued, `requested` when running; otherwise an error."""
-        return self._one(self.store.cancel, "cancel", id, actor, reason=reason)
+        return self._one(self.store.cancel, "cancel", id, actor, reason=policy.reason(reason))
 
     async def acancel(
         self, id: object, *, actor: tuple[str, str] = SYSTEM, reason: str = ""
@@ -295,7 +304,7 @@ class App:
 
     def discard(self, id: object, *, actor: tuple[str, str] = SYSTEM, reason: str = "") -> str:
         """Give a dead job up: it becomes `cancelled`."""
-        return self._one(self.store.discard, "discard", id, actor, reason=reason)
+        return self._one(self.store.discard, "discard", id, actor, reason=policy.reason(reason))
 
     def _one(
         self,
@@ -317,7 +326,8 @@ class App:
 
     def pause(self, queue: str, *, reason: str = "", actor: tuple[str, str] = SYSTEM) -> None:
         """Nothing of this queue is claimed until `resume`; what runs goes on."""
-        self.store.pause(policy.queue_name(queue), actor=checked_actor(actor), reason=reason)
+        name, why = policy.queue_name(queue), policy.reason(reason)
+        self.store.pause(name, actor=checked_actor(actor), reason=why)
 
     def resume(self, queue: str, *, actor: tuple[str, str] = SYSTEM) -> None:
         self.store.resume(policy.queue_name(queue), actor=checked_actor(actor))
@@ -386,58 +396,6 @@ class App:
 _BECOMES = {"cancel": "cancelled", "replay": "queued", "discard": "cancelled"}
 _ALLOWED = {"cancel": "queued and running", "replay": "dead", "discard": "dead"}
 _PAST = {"cancel": "led", "replay": "ed", "discard": "ed"}
-
-
-class TaskDecorator:
-    """`@app.task(...)` with its options; checked when the module is imported, not at first use."""
-
-    def __init__(
-        self,
-        app: App,
-        *,
-        name: str | None = None,
-        queue: str | None = None,
-        category: str = "default",
-        retry: policy.Retry | None = None,
-        priority: int = 5,
-        timeout: float | None = None,
-        process: bool = False,
-        keep: policy.Keep | None = None,
-    ) -> None:
-        if keep is not None and not isinstance(keep, policy.Keep):
-            raise ConfigError("keep= takes a tenure.Keep, such as tenure.Keep(completed_last=100)")
-        if retry is not None and not isinstance(retry, policy.Retry):
-            raise ConfigError("retry= takes a tenure.Retry, such as tenure.Retry(attempts=3)")
-        kind = policy.category(category)
-        self._app = app
-        self._name = None if name is None else policy.name(name, "a task's name")
-        self._queue = kind.queue if queue is None else policy.queue_name(queue)
-        self._category = kind
-        self._retry = kind.retry if retry is None else retry
-        self._priority = policy.priority(priority)
-        self._timeout = app.settings.timeout if timeout is None else checked_timeout(timeout)
-        self._process = process
-        self._keep = keep or policy.Keep()
-
-    @overload
-    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
-
-    def __call__(self, function: Callable[..., Any], /) -> Task[..., Any]:
-        settings = TaskSettings(
-            name=self._name or policy.name(function.__name__, "a task's name"),
-            queue=self._queue,
-            category=self._category,
-            retry=self._retry,
-            priority=self._priority,
-            timeout=self._timeout,
-            process=self._process,
-            keep=self._keep,
-        )
-        task: Task[..., Any] = Task(function, self._app, settings)
-        self._app.register(task)
-        return task
 
 
 def _where(function: Callable[..., Any]) -> str:

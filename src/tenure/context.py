@@ -157,7 +157,7 @@ class Run(Protocol):
 
     def secret(self, ref: str) -> str: ...
 
-    def pack(self, value: Any, what: str) -> str: ...
+    def pack(self, value: Any, step: str) -> str: ...
 
     def transaction(self, result: Callable[[], Any]) -> AbstractContextManager[Any]: ...
 
@@ -268,7 +268,7 @@ class Context:
         stored = self._finished_steps().get(name)
         if stored is None:
             self.check()
-            stored = self._packed(name, function(*args, **kwargs))
+            stored = self._run.pack(function(*args, **kwargs), name)
             self._saved(self._run.save_step(name, stored))
         return payload.decode(stored)
 
@@ -278,7 +278,7 @@ class Context:
         stored = (await self._run.in_thread(self._finished_steps)).get(name)
         if stored is None:
             self.check()
-            stored = self._packed(name, await function(*args, **kwargs))
+            stored = self._run.pack(await function(*args, **kwargs), name)
             self._saved(await self._run.in_thread(self._run.save_step, name, stored))
         return payload.decode(stored)
 
@@ -286,9 +286,6 @@ class Context:
         if self._steps is None:
             self._steps = self._run.steps()
         return self._steps
-
-    def _packed(self, name: str, value: Any) -> str:
-        return self._run.pack(value, f"the result of step {name!r}")
 
     def _saved(self, accepted: bool) -> None:
         if not accepted:
@@ -301,7 +298,8 @@ class Context:
         return {id: result for id, (_status, result) in self._run.results().items()}
 
     def secret(self, ref: str) -> str:
-        """A secret by reference, from the app's provider, the environment or a file."""
+        """A secret by a reference that the app declares (`App(secrets=[…])`): from its provider,
+        the environment or a file. Kept out of whatever this run says about a failure."""
         return self._run.secret(ref)
 
     # -- one transaction ----------------------------------------------------------------------

@@ -26,9 +26,24 @@ BaseException
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Self
+
 
 class TenureError(Exception):
-    """The root of the tree above."""
+    """The root of the tree above.
+
+    ``quoted`` are the parts of the message that Tenure did not write: names, paths a caller gave.
+    Only they are scrubbed before a run's error is stored; None: nobody knows, so all of it is.
+    """
+
+    quoted: tuple[str, ...] | None = None
+
+    def quoting(self, *texts: str) -> Self:
+        self.quoted = texts
+        return self
 
 
 class ConfigError(TenureError):
@@ -52,7 +67,12 @@ class ArgumentError(TaskError):
 
 
 class PayloadError(TenureError):
-    pass
+    """``code`` is RESULT_ERROR for what a handler has made: its result, a step's, progress. That
+    is not retried, which could only do its work again. ``foreign``: it is about a type that JSON
+    has no word for, and that may still be turned into one it has."""
+
+    code: str | None = None
+    foreign = False
 
 
 class JobError(TenureError):

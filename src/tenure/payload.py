@@ -16,12 +16,13 @@ from tenure.errors import PayloadError
 
 MAX_BYTES = 262_144
 MAX_DEPTH = 64
-MAX_INTEGER = 2**53 - 1  # beyond it JavaScript and Lua (Redis) round silently
+SHOWN_STEPS = 12  # of a path in a message
+MIN_INTEGER, MAX_INTEGER = -(2**63), 2**63 - 1  # what every database has a type for
 
 # Every digit becomes 0, every other byte a space: a long integer is then a plain substring. A
 # regular expression over the text costs ten times as much.
 _DIGITS = bytes(48 if 48 <= byte <= 57 else 32 for byte in range(256))
-_LONG_NUMBER = b"0" * 16
+_LONG_NUMBER = b"0" * 19
 # Compiled by `re` when first used, which is in a payload that is refused or odd: 0.2 ms.
 _PLAIN_KEY = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
 _SURROGATE = "[\ud800-\udfff]"
@@ -90,92 +91,112 @@ class _Refused(Exception):
     """What the walk found; the path to it is put together on the way out, so that a valid value
     never pays for it. ``message`` has ``{path}`` where the path belongs."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, foreign: bool = False) -> None:
         self.message = message
+        self.foreign = foreign
         self.steps: list[str] = []
 
 
 def _encode_checked(value: object, what: str, max_bytes: int) -> str:
     """The slow path: walk, then encode what the walk found to be plain JSON."""
-    import json  # accepts subclasses of str and int, which msgspec does not
-
     try:
-        _walk(value, 1, set())
+        plain = _plain(value, 1, set())
     except _Refused as refused:
-        path = what + "".join(reversed(refused.steps))
-        raise PayloadError(refused.message.replace("{path}", path)) from None
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    size = len(text.encode())
-    if size > max_bytes:
+        steps = refused.steps[::-1]
+        path = "".join(steps if len(steps) <= SHOWN_STEPS else [*steps[:SHOWN_STEPS], "..."])
+        error = PayloadError(refused.message.replace("{path}", what + path)).quoting(path)
+        error.foreign = refused.foreign
+        raise error from None
+    data = _codec()[0](plain)
+    if len(data) > max_bytes:
         raise PayloadError(
-            f"{what} has {size:,} bytes as JSON, at most {max_bytes:,} are allowed; "
+            f"{what} has {len(data):,} bytes as JSON, at most {max_bytes:,} are allowed; "
             "store the data elsewhere and pass a reference to it"
-        )
-    return text
+        ).quoting()
+    return data.decode()
 
 
-def _walk(value: object, depth: int, ancestors: set[int]) -> None:
-    """Refuse what is not JSON on every store; ``ancestors`` are the containers we are inside of."""
+def _plain(value: object, depth: int, ancestors: set[int]) -> object:
+    """A copy made of JSON's own types only, or _Refused. Subclasses are read by the methods of
+    their base: whatever `__iter__`, `items` or `__str__` of theirs would say, it is not asked.
+    ``ancestors`` are the containers we are inside of."""
+    if value is None or value is True or value is False:
+        return value
     if isinstance(value, str):
-        _check_text(value, "{path}")
-    elif isinstance(value, float):
-        if value - value != 0.0:  # true of NaN and both infinities only
+        return _checked_text(str.__str__(value), "{path}")
+    if isinstance(value, float):
+        number = float.__float__(value)
+        if number - number != 0.0:  # true of NaN and both infinities only
             raise _Refused(
                 "{path} is NaN or infinite, which JSON cannot express; use None or a string"
             )
-    elif isinstance(value, int):  # a bool is one, and small
-        if not -MAX_INTEGER <= value <= MAX_INTEGER:
-            raise _Refused("{path} is an integer beyond ±(2**53 - 1); pass it as a string")
-    elif isinstance(value, (dict, list, tuple)):
-        if id(value) in ancestors:
-            raise _Refused("{path} contains itself; break the circular reference")
-        if depth > MAX_DEPTH:
-            raise _Refused(f"{{path}} is nested deeper than {MAX_DEPTH} levels; flatten it")
-        ancestors.add(id(value))
-        if isinstance(value, dict):
-            _walk_dict(value, depth + 1, ancestors)
-        else:
-            _walk_list(value, depth + 1, ancestors)
-        ancestors.discard(id(value))
-    elif value is not None:
+        return number
+    if isinstance(value, int):
+        whole = int.__int__(value)
+        if not MIN_INTEGER <= whole <= MAX_INTEGER:
+            raise _Refused(
+                "{path} is an integer beyond 64 bits (-2**63 to 2**63 - 1); pass it as a string"
+            )
+        return whole
+    if not isinstance(value, (dict, list, tuple)):
         raise _Refused(
             f"{{path}} is of type {type(value).__name__}, which is not JSON; convert it to a dict "
-            "with str keys, list, str, int, float, bool or None"
+            "with str keys, list, str, int, float, bool or None",
+            foreign=True,
         )
+    if id(value) in ancestors:
+        raise _Refused("{path} contains itself; break the circular reference")
+    if depth > MAX_DEPTH:
+        raise _Refused(f"{{path}} is nested deeper than {MAX_DEPTH} levels; flatten it")
+    ancestors.add(id(value))
+    copy: object
+    if isinstance(value, dict):
+        copy = _plain_dict(value, depth + 1, ancestors)
+    else:
+        copy = _plain_list(value, depth + 1, ancestors)
+    ancestors.discard(id(value))
+    return copy
 
 
-def _walk_list(value: list[Any] | tuple[Any, ...], depth: int, ancestors: set[int]) -> None:
-    position = 0
+def _plain_list(
+    value: list[Any] | tuple[Any, ...], depth: int, ancestors: set[int]
+) -> list[object]:
+    items = list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)
+    copy: list[object] = []
     try:
-        for position, item in enumerate(value):  # noqa: B007 (the handler below reads it)
-            _walk(item, depth, ancestors)
+        for item in items:
+            copy.append(_plain(item, depth, ancestors))
     except _Refused as refused:
-        refused.steps.append(f"[{position}]")
+        refused.steps.append(f"[{len(copy)}]")
         raise
+    return copy
 
 
-def _walk_dict(value: dict[Any, Any], depth: int, ancestors: set[int]) -> None:
-    for key, item in value.items():
+def _plain_dict(value: dict[Any, Any], depth: int, ancestors: set[int]) -> dict[str, object]:
+    copy: dict[str, object] = {}
+    for key, item in dict.items(value):
         if not isinstance(key, str):
             kind = type(key).__name__
             raise _Refused(
-                f"{{path}} has a key of type {kind}; JSON keys are strings: use str(key)"
+                f"{{path}} has a key of type {kind}; JSON keys are strings: use str(key)",
+                foreign=True,
             )
-        _check_text(key, "a key of {path}")
+        name = _checked_text(str.__str__(key), "a key of {path}")
         try:
-            _walk(item, depth, ancestors)
+            copy[name] = _plain(item, depth, ancestors)
         except _Refused as refused:
-            refused.steps.append(_step(key))
+            refused.steps.append(_step(name))
             raise
+    return copy
 
 
 def _step(key: str) -> str:
     if re.fullmatch(_PLAIN_KEY, key):
         return f".{key}"
-    return f"[{key!r}]" if len(key) <= 64 else f"[{key[:60]!r}...]"
+    return f"[{key!r}]" if len(key) <= 64 else "[...]"
 
 
-def _check_text(text: str, path: str) -> None:
+def _checked_text(text: str, path: str) -> str:
     if "\0" in text:
         raise _Refused(
             f"{path} contains a NUL character, which PostgreSQL cannot store; remove it, "
@@ -186,3 +207,4 @@ def _check_text(text: str, path: str) -> None:
             f"{path} contains a lone surrogate, which is not valid Unicode; decode the text "
             "with errors='replace' where it enters your program"
         )
+    return text

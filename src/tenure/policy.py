@@ -337,6 +337,15 @@ def name(text: str, what: str, *, limit: int = 128) -> str:
     return text
 
 
+def reason(text: str | None) -> str:
+    """Why somebody acted, for the audit trail: some lines of text, or none."""
+    if text is not None and not isinstance(text, str):
+        raise ConfigError(f"reason must be a string, got {type(text).__name__}; use str(…)")
+    if text:
+        name(text.replace("\n", " ").replace("\t", " "), "reason", limit=2000)
+    return text or ""
+
+
 # ------------------------------------------------------------------------------- idempotency keys
 
 

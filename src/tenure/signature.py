@@ -7,6 +7,7 @@ JSON has no word for (datetimes, dataclasses, pydantic models) are turned into J
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -21,9 +22,16 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class Signature:
-    def __init__(self, function: Callable[..., Any], task: str, max_bytes: int) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        task: str,
+        max_bytes: int,
+        not_secret: tuple[str, ...] = (),
+    ) -> None:
         self.task = task
         self.max_bytes = max_bytes
+        self._not_secret = frozenset(not_secret)
         self.is_async = inspect.iscoroutinefunction(function)
         parameters = list(inspect.signature(function).parameters.values())
         hints = _hints(function)
@@ -70,7 +78,7 @@ class Signature:
                 raise ArgumentError(
                     f"Task {self.task!r} got an unexpected argument {name!r}; it takes "
                     f"({', '.join(self.names)})."
-                )
+                ).quoting(repr(name))
         missing = self._required - given.keys()
         if missing:
             raise ArgumentError(
@@ -80,20 +88,34 @@ class Signature:
         what = f"arguments of {self.task!r}"
         try:
             text = payload.encode(given, what=what, max_bytes=self.max_bytes)
-        except PayloadError:
-            text = self.encode(given, what)
+        except PayloadError as refused:
+            if not refused.foreign:
+                raise
+            text = self._converted(given, what)
             # Converted on the way in (a datetime, a model): it must come back as it was.
-            if self.unpack(text) != given:
+            if not _same(self.unpack(text), given):
                 raise
         else:
             self._typed(text)
         return text
 
-    def refuse_secrets(self, text: str) -> None:
-        if secrecy.looks_secret(text):
-            found = secrecy.find_secret(payload.decode(text), f"arguments of {self.task!r}")
-            if found is not None:
-                raise PayloadError(f"{found}. {secrecy.REMEDY}")
+    def refuse_secrets(self, text: str) -> tuple[str, ...]:
+        """Which of the paths the task calls `not_secret` have let something pass."""
+        if not secrecy.looks_secret(text):
+            return ()
+        waived = set()
+        for found in secrecy.findings(payload.decode(text)):
+            path = secrecy.any_index(found.path)
+            if path not in self._not_secret or found.key:
+                looks = found.about(f"arguments of {self.task!r}")
+                for_good = "" if found.key else f'@app.task(not_secret=("{path}",)) for good, or '
+                raise PayloadError(
+                    f"{looks}. Pass a reference to it (in a field ending in _ref) and read it in "
+                    f'the handler with ctx.secret("ref"). If it is not a secret: {for_good}'
+                    "options(allow_secret=True) for once."
+                ).quoting(found.path, path)
+            waived.add(path)
+        return tuple(sorted(waived))
 
     def unpack(self, text: str) -> dict[str, Any]:
         """The arguments in the types the function asks for; a bad one is named, never shown."""
@@ -108,7 +130,12 @@ class Signature:
         try:
             return self._decoder.decode(text)
         except msgspec.ValidationError as error:
-            raise ArgumentError(f"Task {self.task!r}: {_readable(error)}") from None
+            why = _readable(error)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):  # stored by somebody's SQL
+            raise ArgumentError(
+                f"Task {self.task!r}: its arguments are not JSON, or nested too deeply to be read"
+            ).quoting() from None
+        raise ArgumentError(f"Task {self.task!r}: {why}").quoting(why)
 
     def call(self, function: Callable[..., Any], context: Context, given: dict[str, Any]) -> Any:
         leading: list[Any] = [context] if self.takes_context else []
@@ -120,12 +147,50 @@ class Signature:
     def encode(self, value: Any, what: str) -> str:
         try:
             return payload.encode(value, what=what, max_bytes=self.max_bytes)
-        except PayloadError:
-            try:
-                plain = msgspec.to_builtins(value, enc_hook=_to_json, str_keys=True)
-            except TypeError:
-                plain = value
-            return payload.encode(plain, what=what, max_bytes=self.max_bytes)
+        except PayloadError as refused:
+            if not refused.foreign:
+                raise
+            return self._converted(value, what)
+
+    def _converted(self, value: Any, what: str) -> str:
+        return payload.encode(_builtins(value, what), what=what, max_bytes=self.max_bytes)
+
+
+def _builtins(value: Any, what: str) -> Any:
+    """Dataclasses, models, datetimes as JSON has them; what nobody can convert, unchanged. Here
+    run methods of the value's own, and whatever one of them raises is no answer to the caller."""
+    try:
+        return msgspec.to_builtins(value, enc_hook=_to_json, str_keys=True)
+    except TypeError:
+        return value
+    except Exception as error:
+        path = _culprit(value)
+        if isinstance(error, RecursionError):
+            why = f"is nested deeper than {payload.MAX_DEPTH} levels or contains itself; flatten it"
+        else:
+            why = (
+                f"cannot be turned into JSON: that raised {type(error).__name__}; pass plain values"
+            )
+        raise PayloadError(f"{what}{path} {why}").quoting(path) from None
+
+
+def _culprit(value: Any) -> str:
+    """The path to the first part that cannot be converted by itself, or none."""
+    for name, part in value.items() if type(value) is dict else ():
+        try:
+            msgspec.to_builtins(part, enc_hook=_to_json, str_keys=True)
+        except TypeError:
+            continue
+        except Exception:
+            return f".{name}"
+    return ""
+
+
+def _same(left: object, right: object) -> bool:
+    try:
+        return bool(left == right)
+    except Exception:  # an __eq__ of the caller's own, such as an array's
+        return False
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
@@ -178,7 +243,10 @@ def _to_json(value: Any) -> Any:
 
 
 def _readable(error: msgspec.ValidationError) -> str:
-    """msgspec names the place as `$.items[...]`: say it as an argument."""
-    message, _, place = str(error).partition(" - at `$.")
-    message = message.replace("`", "")
+    """msgspec names the place as `$.items[...]`: say it as an argument. It shows the value that is
+    none of an enum's: we do not."""
+    message, at, place = str(error).rpartition(" - at `$.")
+    if not at:
+        message, place = place, ""
+    message = re.sub(r"(?s)^(Invalid (?:enum )?value) .*", r"\1", message.replace("`", ""))
     return f"argument {place.rstrip('`')}: {message[:1].lower()}{message[1:]}" if place else message

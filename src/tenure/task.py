@@ -5,9 +5,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    overload,
+)
 
-from tenure import context, policy
+from tenure import context, payload, policy
 from tenure.errors import ConfigError
 from tenure.ids import new_id, parse_id
 from tenure.job import NewJob, Receipt, Terms
@@ -17,6 +26,7 @@ if TYPE_CHECKING:
     import datetime
     from collections.abc import Callable, Sequence
 
+    from tenure.config import Settings
     from tenure.signature import Signature
 
 P = ParamSpec("P")
@@ -40,6 +50,14 @@ class Enqueuer(Protocol):
     def now_ms(self) -> int: ...
 
 
+class Registry(Enqueuer, Protocol):
+    """What `@app.task` needs of it."""
+
+    settings: Settings
+
+    def register(self, task: Task[..., Any]) -> None: ...
+
+
 class TaskSettings(Record, kw_only=True):
     """What the decorator said, with the category's defaults filled in."""
 
@@ -51,6 +69,7 @@ class TaskSettings(Record, kw_only=True):
     timeout: float
     process: bool
     keep: policy.Keep
+    not_secret: tuple[str, ...] = ()  # paths of arguments that only look like secrets
 
 
 class Options(Record, kw_only=True):
@@ -86,7 +105,7 @@ class Task(Generic[P, R]):
         self._app = app
         self._options = options or Options()
         self._signature: Signature | None = None
-        self._terms: tuple[context.Acting, Terms] | None = None
+        self._terms: dict[tuple[str, ...], tuple[context.Acting, Terms]] = {}  # by what is waived
         self.__name__ = getattr(function, "__name__", settings.name)
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
@@ -103,7 +122,8 @@ class Task(Generic[P, R]):
         if self._signature is None:
             from tenure.signature import Signature  # msgspec and inspect: at first use, not import
 
-            self._signature = Signature(self.function, self.name, self._app.max_payload_bytes)
+            most, not_secret = self._app.max_payload_bytes, self.settings.not_secret
+            self._signature = Signature(self.function, self.name, most, not_secret)
         return self._signature
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -138,25 +158,25 @@ class Task(Generic[P, R]):
         """A handler's return value as JSON text; what JSON has no word for is converted first."""
         return self.signature.encode(value, f"result of {self.name!r}")
 
-    def _job(self, payload: str) -> NewJob:
+    def _job(self, text: str) -> NewJob:
         chosen = self._options
-        if not chosen.allow_secret:
-            self.signature.refuse_secrets(payload)
+        waived = () if chosen.allow_secret else self.signature.refuse_secrets(text)
         return NewJob(
             new_id(),
-            self._current_terms(),
-            payload,
+            self._current_terms(waived),
+            text,
             chosen.delay_ms,
             chosen.at_ms,
             chosen.key,
             chosen.after,
         )
 
-    def _current_terms(self) -> Terms:
+    def _current_terms(self, waived: tuple[str, ...]) -> Terms:
         """The same object while the request context stays the same: batches group by it."""
         acting = context.current()
-        if self._terms is not None and self._terms[0] is acting:
-            return self._terms[1]
+        known = self._terms.get(waived)
+        if known is not None and known[0] is acting:
+            return known[1]
         settings, chosen = self.settings, self._options
         terms = Terms(
             type=settings.name,
@@ -173,9 +193,9 @@ class Task(Generic[P, R]):
             correlation_id=acting.correlation_id,
             traceparent=acting.traceparent,
             after_failed=chosen.after_failed if chosen.after else None,
-            remark='{"allow_secret":true}' if chosen.allow_secret else None,
+            remark=_remark(chosen.allow_secret, waived),
         )
-        self._terms = (acting, terms)
+        self._terms[waived] = (acting, terms)
         return terms
 
     def options(
@@ -236,3 +256,85 @@ def checked_timeout(seconds: object) -> float:
     if not 0.01 <= seconds <= 30 * 86_400:
         raise ConfigError(f"timeout must be 0.01 s to 30 days, got {seconds!r}")
     return float(seconds)
+
+
+def checked_paths(paths: Sequence[str], function: Callable[..., Any]) -> tuple[str, ...]:
+    """`not_secret=("token", "users[].reset.token")`: each begins with the name of a parameter."""
+    from inspect import signature  # 7 ms, for those who say so
+
+    from tenure.secrecy import any_index
+
+    names = list(signature(function).parameters)
+    given = () if isinstance(paths, str) else tuple(paths)
+    if not given or not all(isinstance(path, str) for path in given):
+        raise ConfigError('not_secret= takes a list of paths, such as ["token", "reset.token"]')
+    for path in given:
+        first = path.partition(".")[0].partition("[")[0]
+        if first not in names:
+            raise ConfigError(
+                f"not_secret= got {path!r}, but {getattr(function, '__name__', 'it')} has no "
+                f"parameter {first!r}; it takes ({', '.join(names)})"
+            )
+    return tuple(any_index(path) for path in given)
+
+
+def _remark(allow_secret: bool, waived: tuple[str, ...]) -> str | None:
+    """What of the secret check was waived, for the audit trail."""
+    if allow_secret:
+        return payload.encode({"allow_secret": True})
+    return payload.encode({"not_secret": list(waived)}) if waived else None
+
+
+class TaskDecorator:
+    """`@app.task(...)` with its options; checked when the module is imported, not at first use."""
+
+    def __init__(
+        self,
+        app: Registry,
+        *,
+        name: str | None = None,
+        queue: str | None = None,
+        category: str = "default",
+        retry: policy.Retry | None = None,
+        priority: int = 5,
+        timeout: float | None = None,
+        process: bool = False,
+        keep: policy.Keep | None = None,
+        not_secret: Sequence[str] = (),
+    ) -> None:
+        if keep is not None and not isinstance(keep, policy.Keep):
+            raise ConfigError("keep= takes a tenure.Keep, such as tenure.Keep(completed_last=100)")
+        if retry is not None and not isinstance(retry, policy.Retry):
+            raise ConfigError("retry= takes a tenure.Retry, such as tenure.Retry(attempts=3)")
+        kind = policy.category(category)
+        self._app = app
+        self._name = None if name is None else policy.name(name, "a task's name")
+        self._queue = kind.queue if queue is None else policy.queue_name(queue)
+        self._category = kind
+        self._retry = kind.retry if retry is None else retry
+        self._priority = policy.priority(priority)
+        self._timeout = app.settings.timeout if timeout is None else checked_timeout(timeout)
+        self._process = process
+        self._keep = keep or policy.Keep()
+        self._not_secret = not_secret
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[context.Context, P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+    def __call__(self, function: Callable[..., Any], /) -> Task[..., Any]:
+        settings = TaskSettings(
+            name=self._name or policy.name(function.__name__, "a task's name"),
+            queue=self._queue,
+            category=self._category,
+            retry=self._retry,
+            priority=self._priority,
+            timeout=self._timeout,
+            process=self._process,
+            keep=self._keep,
+            not_secret=checked_paths(self._not_secret, function) if self._not_secret else (),
+        )
+        task: Task[..., Any] = Task(function, self._app, settings)
+        self._app.register(task)
+        return task

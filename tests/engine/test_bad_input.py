@@ -39,6 +39,7 @@ def send(app: tenure.App) -> tenure.Task[..., Any]:
 
 Call = Callable[[tenure.App, tenure.Task[..., Any]], object]
 NAIVE = datetime.datetime(2030, 1, 1)
+ABSENT = "01HZZZZZZZZZZZZZZZZZZZZZZZ"
 LONG_AGO = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 
 BAD: dict[str, tuple[type[Exception], str, Call]] = {
@@ -70,7 +71,7 @@ BAD: dict[str, tuple[type[Exception], str, Call]] = {
     "NaN": (tenure.PayloadError, "NaN or infinite", lambda a, t: t.enqueue("a", float("nan"))),
     "infinity": (tenure.PayloadError, "NaN or infinite", lambda a, t: t.enqueue("a", [1e999])),
     "lone surrogate": (tenure.PayloadError, "lone surrogate", lambda a, t: t.enqueue("\ud800")),
-    "huge integer": (tenure.PayloadError, r"2\*\*53", lambda a, t: t.enqueue("a", 2**63)),
+    "huge integer": (tenure.PayloadError, r"2\*\*63", lambda a, t: t.enqueue("a", 2**63)),
     "too deep": (
         tenure.PayloadError, "nested deeper than", lambda a, t: t.enqueue("a", deep(TOO_DEEP)),
     ),
@@ -94,6 +95,21 @@ BAD: dict[str, tuple[type[Exception], str, Call]] = {
     "no attempts": (tenure.ConfigError, "attempts", lambda a, t: t.options(max_attempts=0)),
     "conn of another kind": (
         tenure.ConfigError, r"conn= (got|takes)", lambda a, t: t.options(conn=1).enqueue("a"),
+    ),
+    "NUL in a reason": (
+        tenure.ConfigError, "control characters", lambda a, t: a.pause("default", reason="a\0b"),
+    ),
+    "surrogate in a reason": (
+        tenure.ConfigError, "control characters", lambda a, t: a.cancel(ABSENT, reason="\ud800"),
+    ),
+    "ESC in a reason": (
+        tenure.ConfigError, "control characters", lambda a, t: a.discard(ABSENT, reason="\x1b[2J"),
+    ),
+    "endless reason": (
+        tenure.ConfigError, "1 to 2000", lambda a, t: a.cancel(ABSENT, reason="x" * 100_000),
+    ),
+    "reason of another kind": (
+        tenure.ConfigError, "string, got int", lambda a, t: a.pause("default", reason=5),
     ),
     "not an id": (tenure.TenureError, "id", lambda a, t: a.get("nonsense")),
 }  # fmt: skip
@@ -312,12 +328,11 @@ def test_an_unknown_job_and_a_step_that_is_not_allowed(
     app: tenure.App, send: tenure.Task[..., Any]
 ) -> None:
     receipt = send.enqueue("a")
-    absent = "01HZZZZZZZZZZZZZZZZZZZZZZZ"
 
-    assert app.get(absent) is None
+    assert app.get(ABSENT) is None
     for call in (app.cancel, app.replay, app.discard, app.result):
         with pytest.raises(tenure.JobNotFound):
-            call(absent)
+            call(ABSENT)
     app.run_worker(drain=True)
     for call, message in (
         (app.replay, "completed: only dead jobs can be replayed"),

@@ -22,7 +22,7 @@ from tenure.payload import decode, encode
 scalars = (
     st.none()
     | st.booleans()
-    | st.integers(-(2**53) + 1, 2**53 - 1)
+    | st.integers(-(2**63), 2**63 - 1)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 )
@@ -132,9 +132,10 @@ def test_relatives_of_json_types_are_taken_for_what_they_are():
         ({"n": math.nan}, "payload.n ", "NaN"),
         ([math.inf], "payload[0] ", "infinite"),
         ({"n": -math.inf}, "payload.n ", "infinite"),
-        ({"n": 2**53}, "payload.n ", "2**53"),
-        ({"n": -(2**53)}, "payload.n ", "2**53"),
-        ({"n": 10**400}, "payload.n ", "2**53"),
+        ({"n": 2**63}, "payload.n ", "2**63"),
+        ({"n": -(2**63) - 1}, "payload.n ", "2**63"),
+        ({"n": 2**64 - 1}, "payload.n ", "64 bits"),
+        ({"n": 10**400}, "payload.n ", "pass it as a string"),
         ({1: 2}, "payload has a key of type int", "str(key)"),
         ({"a": [{1.5: 2}]}, "payload.a[0] has a key of type float", "str(key)"),
         ({"a": {True: 2}}, "payload.a has a key of type bool", "str(key)"),
@@ -159,9 +160,18 @@ def test_the_path_starts_with_the_word_of_the_caller():
     assert refusal({"a": {1}}, what="result").startswith("result.a is of type set")
 
 
-@pytest.mark.parametrize("number", [2**53 - 1, -(2**53) + 1, 0.1 + 0.2, 1e300, 5e-324, -0.0])
+@pytest.mark.parametrize(
+    "number",
+    [
+        *(2**53 - 1, 2**53 + 1, 10**18 - 1, 10**18, 2**63 - 1, -(2**63), -(2**63) + 1),
+        *(0.1 + 0.2, 1e300, 5e-324, -0.0, 2.0**63, 1234567890123456789.0),
+    ],
+)
 def test_numbers_at_the_edge_are_kept(number):
-    assert decode(encode({"n": number})) == {"n": number}
+    found = decode(encode({"n": number}))["n"]
+
+    assert (found, type(found)) == (number, type(number))
+    assert math.copysign(1, found) == math.copysign(1, number)
 
 
 def test_text_that_only_looks_suspicious_is_kept():
@@ -188,13 +198,99 @@ def test_many_containers_beside_each_other_are_not_deep():
     assert decode(encode(value)) == value
 
 
-def test_very_deep_and_circular_values_are_refused_not_fatal():
-    assert "nested deeper" in refusal(nested(100_000))
+@pytest.mark.parametrize("levels", [65, 500, 990, 1_000, 1_100, 100_000])
+def test_very_deep_values_are_refused_by_path(levels):
+    message = refusal(nested(levels))
+
+    assert "nested deeper than 64 levels" in message
+    steps = ".a[0].a[0].a[0].a[0].a[0].a[0]" if levels % 2 else "[0].a[0].a[0].a[0].a[0].a[0].a"
+    assert message.startswith(f"payload{steps}... is nested"), "twelve steps are enough to find it"
+
+
+def test_circular_values_are_refused_not_fatal():
     circle: dict[str, object] = {}
     circle["self"] = [circle]
     assert refusal(circle).startswith("payload.self[0] contains itself")
     shared = [1]
     assert encode([shared, shared, {"a": shared}]) == '[[1],[1],{"a":[1]}]'
+
+
+class OddList(list):  # type: ignore[type-arg]
+    def __iter__(self):
+        while True:
+            yield 1
+
+    def __len__(self):
+        raise RuntimeError("no length")
+
+    def __eq__(self, other):
+        raise RuntimeError("not to be compared")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class OddDict(dict):  # type: ignore[type-arg]
+    def items(self):
+        raise RuntimeError("no items")
+
+    __iter__ = keys = values = items
+
+    def __eq__(self, other):
+        return "neither"
+
+
+class OddText(str):
+    __slots__ = ()
+
+    def __str__(self):
+        raise RuntimeError("no text")
+
+    __repr__ = encode = isascii = __str__
+
+    def __eq__(self, other):
+        return False
+
+    __hash__ = str.__hash__
+
+
+class OddNumber(int):
+    def __int__(self):
+        raise RuntimeError("no number")
+
+    __index__ = __str__ = __repr__ = __int__
+
+    def __le__(self, other):
+        return True
+
+    __ge__ = __lt__ = __gt__ = __le__
+
+
+class Liar:
+    """Equal to everything, and of every class."""
+
+    def __eq__(self, other):
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (OddList([1, OddList([2])]), "[1,[2]]"),
+        (OddDict(a=OddDict(b=1)), '{"a":{"b":1}}'),
+        ({OddText("a"): OddText("b")}, '{"a":"b"}'),
+        ([OddNumber(5), OddNumber(2**60)], f"[5,{2**60}]"),
+    ],
+)
+def test_values_are_taken_for_what_they_hold_not_for_what_they_say(value, text):
+    assert encode(value) == text
+
+
+def test_what_a_value_says_does_not_let_it_pass():
+    for value in (OddNumber(2**63), OddText("\0"), OddList([object()]), [OddDict(a=2**70)], Liar()):
+        assert refusal({"a": value}).startswith("payload.a")
+    assert "contains itself" in refusal([circle := OddList(), circle.append(circle)])
 
 
 def test_the_limit_counts_utf8_bytes():

@@ -1,42 +1,27 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
-import time
-from base64 import b64encode, urlsafe_b64encode
-from collections.abc import Callable
-from pathlib import Path
+from base64 import b64encode
 from typing import Any
-from urllib.parse import quote
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tenure.errors import ConfigError
+from lookalikes import AKIA, JWT, LETTERS, REPEATED, SIZE, pem
+from stopwatch import within
 from tenure.payload import encode
-from tenure.secrecy import MAX_TEXT, REMEDY, find_secret, looks_secret, resolve, scrub
+from tenure.secrecy import any_index, find_secret, findings, looks_secret
 
-# Put together here, so that no scanner of repositories takes them for real ones.
-LETTERS = "aB3dE5gH7jK9mN1pQ3sT5vW7yZ9bC2dF4hJ6"
-
-
-def part(value: object) -> str:
-    return urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
-
-
-JWT = ".".join([part({"alg": "HS256", "typ": "JWT"}), part({"sub": "1", "n": 4711}), LETTERS])
-AKIA = "AKIA" + "IOSFODNN7EXAMPLE"
 IMAGE = b64encode(bytes(range(256)) * 40).decode()
 PUBLIC_KEY = "-----BEGIN PUBLIC KEY-----\nMFkwEwYHKoZIzj0CAQYI\n-----END PUBLIC KEY-----\n"
-
-
-def pem(kind: str) -> str:
-    return f"-----BEGIN {kind}-----\nMIIEpAIBAAKCAQEA{LETTERS}\n-----END {kind}-----\n"
-
+ENV = "TOKEN_COUNT=5\nMAX_TOKENS=4096\nPASSWORD_FILE=/run/secrets/x\nSECRET_NAME=prod\nPASSWORD=\n"
+ENV += (
+    "API_KEY=${API_KEY}\nPWD=/srv\nOLDPWD=/srv/x\nCOMPASS=north\nSECRET_SANTA=true\nDB_PASS=***\n"
+)
 
 SECRET: list[tuple[object, str]] = [  # payload, what the answer must say
     ({"password": "hunter2"}, "payload.password looks like a password"),
@@ -94,6 +79,41 @@ SECRET: list[tuple[object, str]] = [  # payload, what the answer must say
     ({"ghp_" + LETTERS: 1}, "a key of payload looks like a GitHub token"),
     ({"bob@example.com": {"password": "hunter2"}}, "payload[...].password looks like a password"),
     ({"smtp": {"password_ref": "ghp_" + LETTERS}}, "payload.smtp.password_ref looks like a GitHub"),
+    # JSON inside a string, also inside another, and what is named there
+    ({"body": '{"password": "hunter2"}'}, "payload.body.password looks like a password"),
+    ({"body": ' [{"user": {"pwd": "hunter2"}}]\n'}, "payload.body[0].user.pwd looks like"),
+    ({"a": json.dumps({"b": json.dumps({"token": "abc123"})})}, "payload.a.b.token looks like a"),
+    ({"body": '{"\\u0070assword": "hunter2"}'}, "payload.body.password looks like a password"),
+    ({"body": '{"note": "use ' + AKIA + '"}'}, "payload.body looks like an AWS access key"),
+    ({"body": '{"pin": 4821}'}, "payload.body.pin looks like a PIN"),
+    # names
+    ({"pass": "hunter2"}, "payload.pass looks like a password"),
+    ({"smtp": {"user": "bob", "pass": "hunter2"}}, "payload.smtp.pass looks like a password"),
+    ({"smtp_pass": "hunter2", "n": 1}, "payload.smtp_pass looks like a password"),
+    ({"ftpPass": "hunter2"}, "payload.ftpPass looks like a password"),
+    ({"password": {"value": "hunter2"}}, "payload.password.value looks like a password"),
+    ({"tags": [{"Key": "db_password", "Value": "x1"}]}, "payload.tags[0].Value looks like a pass"),
+    # numbers
+    ({"password": 12345678}, "payload.password looks like a password"),
+    ({"user": {"passcode": 4821}}, "payload.user.passcode looks like a password"),
+    ({"old_password": 10**18}, "payload.old_password looks like a password"),
+    ({"env": [{"name": "DB_PASSWORD", "value": 99887766}]}, "payload.env[0].value looks like a"),
+    ({"pin_code": 1234}, "payload.pin_code looks like a PIN"),
+    ({"pin": "0042"}, "payload.pin looks like a PIN"),
+    ({"cardPin": 9944}, "payload.cardPin looks like a PIN"),
+    # pairs
+    ({"h": [["Authorization", "Bearer abc123"], ["Accept", "*/*"]]}, "payload.h[0][1] looks like"),
+    ({"h": [["Accept", "*/*"], ["X-Api-Key", "abc123"]]}, "payload.h[1][1] looks like an API key"),
+    ({"form": [["user", "bob"], ["password", "hunter2"]]}, "payload.form[1][1] looks like a pass"),
+    ({"form": [["token", "abc123"]]}, "payload.form[0][1] looks like a token"),
+    # lines
+    ({"env": "DB_PASSWORD=hunter2\nPORT=5"}, "payload.env looks like a setting with a secret"),
+    ({"env": "PORT=5\r\nexport STRIPE_API_KEY='abc 123'\r\n"}, "payload.env looks like a setting"),
+    ({"env": "TOKEN=abc123"}, "payload.env looks like a setting with a secret"),
+    ({"env": "  SECRET_KEY=abc123 # of the test site"}, "payload.env looks like a setting with"),
+    ({"env": "db.password=hunter2"}, "payload.env looks like a setting with a secret"),
+    ({"args": ["-e", "PIN=4821"]}, "payload.args[1] looks like a setting with a secret"),
+    ({"body": "password=hunter2&user=bob"}, "payload.body looks like a setting with a secret"),
 ]
 
 INNOCENT: list[object] = [
@@ -141,6 +161,34 @@ INNOCENT: list[object] = [
     {"phone": "+49 30 901820", "iban": "DE89370400440532013000", "card_last4": "4242"},
     {"text": "The bearer of this letter has credentials; connection strings attached."},
     {"path": "C:\\users\\bob\\keys", "control": "\x01\x02", "emoji": "🔑", "kelvin": "to\u212aen"},
+    {"max_tokens": 4096, "token_count": 12, "secret_santa": True, "tokens": 123456},
+    {"token": 123456, "api_key": 123456, "secret": 123456, "credentials": 123456},
+    {"max_passwords": 1000, "password_length": 1024, "reset_password": 12345, "password": 0},
+    {"failed_password": 5000, "password_changed": 20261116, "num_password": 2000, "pwd": 1},
+    {"pass": "passed", "n": 1},
+    [{"pass": 3}, {"pass": "2"}, {"pass": True}, {"pass": "first"}],
+    {"boarding_pass": "A12", "bypass": "yes", "first_pass": "x1", "season_pass": "gold"},
+    {
+        "pin": 13,
+        "pins": [1234],
+        "spin": 12345,
+        "shipping": 12345,
+        "pinned": 1234,
+        "opinion": "1234",
+    },
+    {"pin": "A5", "pin_map": "0123"},
+    {"address": {"street": "MG Road 1", "city": "Bengaluru", "pin_code": 560001}},
+    {"pincode": "560001", "State": "Karnataka"},
+    {"body": '{"to": "a@b.c", "token_count": 12}'},
+    {"body": '{"password": "{{password}}", "token": "***"}'},
+    {"body": "{password: hunter2}", "list": "[token, secret]", "open": '{"password": "x"'},
+    {"fields": ["password", "email"], "order": ["token", "secret"]},
+    {"tagged": [["secret", "NN"], ["the", "DT"], ["token", "NN"]]},
+    {"points": [[1, 2], [3, 4]], "pairs": [["a", "b"], ["c", "d"]], "none": [[]]},
+    {"env": ENV},
+    {"code": "token = get()\npassword = os.environ['X']\napi_key=get_key()\nsecret=vault[1]\n"},
+    {"query": "token=8f2a9c&user=5", "text": "The password=<yours> goes here"},
+    {"password": {"min": 8, "label": "Your password"}, "token": {"type": "int"}},
     "password",
     ["token", "secret", 17, None],
     {},
@@ -179,12 +227,33 @@ def test_ordinary_payloads_do_not_even_reach_the_walk() -> None:
         assert not looks_secret(encode(value))
 
 
-def test_what_it_is_called_and_what_to_do() -> None:
+def test_what_it_is_called() -> None:
     found = find_secret({"password": "hunter2"}, "arguments of 'mail'")
 
     assert found == "arguments of 'mail'.password looks like a password"
-    assert "ctx.secret(" in REMEDY
-    assert "allow_secret=True" in REMEDY
+
+
+def test_all_of_them_are_found_and_where() -> None:
+    value = {"token": "t1", "users": [{"token": "t2"}, {"n": 1}, {"a b": {"pwd": "x1"}}]}
+
+    paths = [found.path for found in findings(value)]
+
+    assert paths == [".token", ".users[0].token", ".users[2][...].pwd"]
+    assert [any_index(path) for path in paths] == ["token", "users[].token", "users[][...].pwd"]
+    assert any_index("users[].token") == any_index("users[7].token") == "users[].token"
+
+
+def test_json_inside_json_is_followed_to_a_depth() -> None:
+    def wrapped(levels: int) -> dict[str, str]:
+        text = json.dumps({"password": "hunter2"})
+        for _ in range(levels - 1):
+            text = json.dumps({"body": text})
+        return {"body": text}
+
+    for levels in (1, 2, 3, 4):
+        assert find_secret(wrapped(levels)) is not None
+        assert looks_secret(encode(wrapped(levels)))
+    assert find_secret(wrapped(12)) is None
 
 
 def test_circular_and_deep_values_are_no_concern_of_the_walk() -> None:
@@ -199,27 +268,48 @@ names = st.sampled_from(
     [
         *("password", "PASSWORD", "passWord", "pass_word", "api-key", "API_KEY", "token", "secret"),
         *("creds", "jwt", "set-cookie", "connection.string", "seed phrase", "authorization"),
-        *("bearer", "private_key", "value", "name", "key", "x"),
+        *("bearer", "private_key", "value", "name", "key", "x", "pass", "pin", "pin_code", "PIN"),
     ]
 )
 pieces = st.sampled_from(
     [text for value, _ in SECRET for text in re.findall(r'[^"{}\[\],]+', json.dumps(value))]
+    + [
+        "PASS=",
+        "\nexport TOKEN=",
+        "pin=",
+        "4821",
+        '{"pin":',
+        '{"pass":"',
+        '"}',
+        "[",
+        "]",
+        "export ",
+    ]
     + ["://", "@", ":", "/", "\\", '"', "\n", "ſ", "\u212a", "İ", "Bearer ", "password=", " ", "é"]
 )
 strings = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
 secretive = st.lists(pieces | strings, max_size=5).map("".join)
-values = st.recursive(
-    secretive | st.integers(-(2**53) + 1, 2**53 - 1) | st.none(),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(names | secretive, inner, max_size=3)
-    ),
-    max_leaves=8,
-)
+scalars = secretive | st.integers(-(2**63), 2**63 - 1) | st.none()
+
+
+def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(names | secretive, inner, max_size=3)
+        | st.lists(st.tuples(names, inner).map(list), max_size=2)
+        | st.dictionaries(names, inner, max_size=2).map(json.dumps)
+    )
+
+
+values = st.recursive(scalars, containers, max_leaves=8)
 
 
 @given(values)
 @example({"a": "x://" + "\\" * 256 + ":" + "\\" * 256 + "@"})
 @example({"a": "x://" + "İ" * 256 + ":" + "İ" * 256 + "@"})
+@example({"a": "PIN=1234"})
+@example({"a": '{"pin_code": 1234}'})
+@example([["PIN", "1234"]])
 def test_whatever_is_found_was_suspected(value: Any) -> None:
     if find_secret(value) is not None:
         assert looks_secret(encode(value))
@@ -227,169 +317,7 @@ def test_whatever_is_found_was_suspected(value: Any) -> None:
         assert looks_secret(json.dumps(value).replace("/", "\\/"))
 
 
-# -- scrub --------------------------------------------------------------------------------------
-def own_word(value: str, text: str) -> bool:
-    """A value of under eight characters survives inside a longer word only."""
-    if len(value) >= 8:
-        return value in text
-    left = "" if not value[0].isalnum() else r"(?<![^\W\d_])" if value[0].isalpha() else r"(?<!\d)"
-    right = "" if not value[-1].isalnum() else r"(?![^\W\d_])" if value[-1].isalpha() else r"(?!\d)"
-    return re.search(left + re.escape(value) + right, text) is not None
-
-
-PAYLOAD = {
-    "to": "alice@example.com",
-    "name": 'O\'Brien "Bob"',
-    "city": "Zürich\n",
-    "user": 4711,
-    "amount": 1234567.5,
-    "n": [1, 22, True, None, {"deep": ["Grünstraße 7", "new", "USD"]}],
-    "carol@example.com": 1,
-    "essay": "It was a dark and stormy night; " * 50,
-}
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("ValueError: no 'alice@example.com'", "ValueError: no '[redacted]'"),
-        ("no ALICE@example.com, alice@example.com", "no ALICE@example.com, [redacted]"),
-        (f"KeyError: {PAYLOAD['name']!r}", "KeyError: '[redacted]'"),
-        (f"bad json {json.dumps(PAYLOAD['name'])}", 'bad json "[redacted]"'),
-        (f"bad json {json.dumps(PAYLOAD['city'])}", 'bad json "[redacted]"'),
-        ("user 4711, user4711, 47110", "user [redacted], user[redacted], 47110"),
-        ("1,234,567.5 and -1234567.5", "[redacted] and -[redacted]"),
-        ("at Grünstraße 7!", "at [redacted]!"),
-        (f"GET /s?q={quote('Grünstraße 7')}", "GET /s?q=[redacted]"),
-        (
-            r"repr '\nUSD' and b'Gr\xc3\xbcnstra\xc3\x9fe 7'",
-            r"repr '\n[redacted]' and b'[redacted]'",
-        ),
-        ("a new thing, not 'new'", "a new thing, not '[redacted]'"),
-        ("22 of True is None", "22 of True is None"),
-        ("KeyError: 'carol@example.com'", "KeyError: '[redacted]'"),
-        ("input_value='It was a dark...stormy night; '", "input_value='[redacted]...[redacted]'"),
-        ("too long: It was a da", "too long: [redacted]"),
-        ("", ""),
-    ],
-)
-def test_values_of_the_payload_are_redacted(text: str, expected: str) -> None:
-    assert scrub(text, encode(PAYLOAD)) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (f"bad token ghp_{LETTERS}.", "bad token [secret]."),
-        (f"{JWT} expired", "[secret] expired"),
-        (f"key {pem('RSA PRIVATE KEY')}is bad", "key [secret]\nis bad"),
-        (f"key {pem('RSA PRIVATE KEY')[:60]}", "key [secret]"),
-        ("cannot reach postgres://bob:hunter2@db/x", "cannot reach postgres://bob:[secret]@db/x"),
-        ("sent 'Authorization: Bearer abc123'", "sent 'Authorization: Bearer [secret]'"),
-        ("dsn host=db password=hunter2", "dsn host=db password=[secret]"),
-    ],
-)
-@pytest.mark.parametrize("payload", ["", "null", "{}", '{"a":[1,"x"]}'])
-def test_secrets_from_elsewhere_are_hidden(text: str, expected: str, payload: str) -> None:
-    assert scrub(text, payload) == expected
-
-
-def test_the_type_of_the_exception_stays() -> None:
-    values = ["Connection", "ConnectionResetError", "Error", "Value", "app.errors.BadThingError"]
-    payload = encode(values)
-
-    assert scrub("ConnectionResetError: by peer", payload) == "ConnectionResetError: by peer"
-    assert scrub("app.errors.BadThingError", payload) == "app.errors.BadThingError"
-    assert scrub("ValueError: Value", payload) == "ValueError: [redacted]"
-    assert scrub("first\nTypeError: x", encode(["TypeError"])) == "first\nTypeError: x"
-    assert scrub("Alice: not found", encode(["Alice"])) == "[redacted]: not found"
-
-
-def test_overlapping_values_leave_no_rest() -> None:
-    payload = encode(["hello world", "world peace and love", "redacted"])
-
-    assert scrub("say hello world peace and love redacted", payload) == (
-        "say [redacted] [redacted]"
-    )
-
-
-@pytest.mark.parametrize("payload", ["{", "not json", '"\\ud800"', "[" * 100_000, "1" * 2_000_000])
-def test_what_cannot_be_examined_is_withheld(payload: str) -> None:
-    assert scrub("ValueError: bad 'alice'", payload) == "ValueError: [redacted]"
-    assert scrub("bad 'alice'", payload) == "[redacted]"
-
-
-def test_long_texts_are_cut_and_leave_no_part_of_a_value() -> None:
-    value = "x" * (MAX_TEXT - 20) + "alice in wonderland" * 20
-
-    scrubbed = scrub(f"ValueError: {value}", encode([value]))
-
-    assert scrubbed == "ValueError: [redacted]"
-    assert len(scrub("ab1 " * 10_000, encode(["ab1"]))) <= MAX_TEXT
-
-
-words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
-glue = st.sampled_from([" ", ": ", "'", '"', ", ", "=", "\n", "x", "_", "7", "...", "\\", "%", "Ä"])
-
-
-@given(st.lists(words | st.integers(0, 2**53 - 1), max_size=6), st.data())
-def test_no_value_survives(scalars: list[str | int], data: st.DataObject) -> None:
-    forms: list[Callable[[str], str]] = [str, repr, json.dumps, ascii]
-    written = st.sampled_from(scalars or [""]).flatmap(
-        lambda value: st.sampled_from(forms).map(lambda form: form(str(value)))
-    )
-    text = "".join(data.draw(st.lists(written | glue, max_size=12)))
-    assume(not re.search("(?m)^[A-Za-z_.]*(Error|Exit)", text))
-
-    scrubbed = scrub(text, encode({"a": scalars}))
-
-    plain = scrubbed.replace("[redacted]", "\0").replace("[secret]", "\0")
-    for value in map(str, scalars):
-        short = len(value) < 3 or re.fullmatch("[a-z]{3}", value)
-        assert short or not own_word(value, plain), (value, text)
-
-
-@given(st.text(), st.text() | values.map(json.dumps))
-def test_scrub_never_raises(text: str, payload: str) -> None:
-    assert len(scrub(text, payload)) <= MAX_TEXT
-
-
 # -- time ---------------------------------------------------------------------------------------
-LOOP_MILLISECONDS = 10.0
-
-
-def processor_ms(call: Callable[[], object]) -> float:
-    began = time.process_time()
-    call()
-    return (time.process_time() - began) * 1000
-
-
-def slowness() -> float:
-    return processor_ms(lambda: sum(n * n for n in range(200_000))) / LOOP_MILLISECONDS
-
-
-def within(milliseconds: float, call: Callable[[], object]) -> bool:
-    """On the machine our bounds are for: this one takes as much longer as a plain loop does, before
-    and after. Of several tries one must do: the least is what the code costs."""
-    call()  # compiles the expressions
-    for _ in range(10):
-        before = slowness()
-        took = processor_ms(call)
-        if took < milliseconds * max(1.0, min(before, slowness())):
-            return True
-    return False
-
-
-SIZE = 262_144 - 2
-REPEATED = [
-    *("a", "eyJ", "eyJ.", "eyJaaaaaaaaaaaa.", "eyJhbGciOjEyMzQ1fQ.aaaa.", "://", "://a:", "://:*@"),
-    *("a:b@", "-----BEGIN RSA PRIVATE KEY-----"[:-1], "-----BEGIN ", "-----BEGIN AB ", "-", "- "),
-    *("Authorization: ", "authorization:        ", "bearer ", "password=a ", "password= ", ";pwd="),
-    *("SG.aaaaaaaaaaaaaaaaaa", "SG.", "sk-", "ghp_", "xoxb-", "AKIA", "\\", '"', " ", "key=", "é"),
-    *("-----BEGIN AB CD EF ", "?api_key=***&", "token", "user=a ", "SK0123456789abcdef", "…", "0"),
-]
-
-
 @pytest.mark.parametrize("unit", REPEATED)
 def test_pathological_texts_take_linear_time(unit: str) -> None:
     text = (unit * SIZE)[:SIZE]
@@ -398,31 +326,25 @@ def test_pathological_texts_take_linear_time(unit: str) -> None:
     assert within(200, lambda: looks_secret(payload))
     assert within(200, lambda: find_secret({"a": text}))
     assert within(200, lambda: find_secret({text: {"password" * 30_000: "***"}}))
-    assert within(200, lambda: scrub(text, json.dumps([text[:SIZE]])))
 
 
 @pytest.mark.parametrize(
-    "scalars",
+    "value",
     [
-        list(range(100, 43_000)),
-        [f"value {index}" for index in range(18_000)],
-        [f"é%{index}" for index in range(21_000)],
-        ["a" * size for size in range(3, 700)],
-        [f"aaaaaa{index}" for index in range(18_000)],
+        list(range(1000, 43_000)),
         [{"password_ref": "x", "n": index} for index in range(8_000)],
-        ["no such thing " * 18_000],
+        {f"pin {index}": index for index in range(12_000)},
+        [['{"key": 1}', "token"]] * 9_000,
+        ['{"key":1}'] * 18_000,
+        [["token", "NN"]] * 17_000,
+        "\n".join(f"TOKEN_{index}=x" for index in range(16_000)),
+        json.dumps([json.dumps([json.dumps(["key"] * 1_000)] * 4)] * 2),
     ],
-    ids=["numbers", "strings", "escaped", "nested", "heads", "objects", "essay"],
+    ids=["numbers", "objects", "pins", "mixed", "JSON", "pairs", "lines", "JSON in JSON"],
 )
-@pytest.mark.parametrize(
-    "text",
-    ["value 17 \\ % 1234 " * 455, "a" * 8_192, "aaaaaa1..." * 800, "no such thing ..." * 480],
-)
-def test_many_values_are_scrubbed_within_bounds(scalars: list[object], text: str) -> None:
-    payload = encode(scalars)
-
-    assert within(200, lambda: scrub(text, payload))
-    assert within(200, lambda: find_secret(scalars))
+def test_many_values_are_examined_within_bounds(value: object) -> None:
+    assert len(encode(value)) > 60_000
+    assert within(200, lambda: find_secret(value))
 
 
 def test_the_check_of_every_enqueue_is_cheap() -> None:
@@ -432,97 +354,9 @@ def test_the_check_of_every_enqueue_is_cheap() -> None:
 
 
 def test_importing_it_compiles_nothing() -> None:
-    code = "import sys; sys.path[:0] = sys.argv[1:]; from tenure.secrecy import _re;"
-    code += "assert _re.cache_info().currsize == 0"
+    code = "import sys; sys.path[:0] = sys.argv[1:]; from tenure.secrecy import compiled;"
+    code += "assert compiled.cache_info().currsize == 0"
 
     ran = subprocess.run([sys.executable, "-c", code, *sys.path], timeout=30)
 
     assert ran.returncode == 0
-
-
-# -- resolve ------------------------------------------------------------------------------------
-ENVIRON = {"DB_PASSWORD": "hunter2", "lower": "s3cr3t", "EMPTY": ""}
-
-
-def test_the_provider_is_asked_first() -> None:
-    assert resolve("DB_PASSWORD", {"DB_PASSWORD": "other"}.get, ENVIRON) == "other"
-    assert resolve("DB_PASSWORD", {"x": "other"}.get, ENVIRON) == "hunter2"
-    assert resolve("file:/nowhere", lambda ref: "", ENVIRON) == ""
-
-
-def test_a_provider_that_raises_is_heard() -> None:
-    def provider(ref: str) -> str:
-        raise TimeoutError("vault is away")
-
-    with pytest.raises(TimeoutError):
-        resolve("DB_PASSWORD", provider, ENVIRON)
-
-
-def test_the_environment() -> None:
-    assert resolve("DB_PASSWORD", None, ENVIRON) == "hunter2"
-    assert resolve("env:DB_PASSWORD", None, ENVIRON) == "hunter2"
-    assert resolve("env:lower", None, ENVIRON) == "s3cr3t"
-
-
-@pytest.mark.parametrize("ref", ["lower", "MISSING", "env:MISSING", "EMPTY", "vault:db", "Db", ""])
-def test_an_unknown_reference_says_the_three_ways(ref: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        resolve(ref, None, ENVIRON)
-
-    message = str(caught.value)
-    assert repr(ref) in message or not ref
-    for way in ("provider", "env:NAME", "file:/path"):
-        assert way in message
-    assert "s3cr3t" not in message
-
-
-@pytest.mark.parametrize(
-    "ref", ["ghp_" + LETTERS, "my secret phrase", "x" * 500, pem("PRIVATE KEY")]
-)
-def test_a_secret_in_place_of_a_reference_is_not_shown(ref: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        resolve(ref, None, ENVIRON)
-
-    assert ref[:10] not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("content", "secret"),
-    [(b"hunter2\n", "hunter2"), (b"a\n\n", "a\n"), (b" \xc3\xa9 ", " é "), (b"", "")],
-)
-def test_a_file(tmp_path: Path, content: bytes, secret: str) -> None:
-    (tmp_path / "secret").write_bytes(content)
-    (tmp_path / "link").symlink_to("secret")  # as Kubernetes mounts them
-
-    assert resolve(f"file:{tmp_path}/secret", None, {}) == secret
-    assert resolve(f"file:{tmp_path}/link", None, {}) == secret
-
-
-def test_files_that_are_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "large").write_bytes(b"x" * 65_537)
-    (tmp_path / "binary").write_bytes(b"hunter2\xff")
-    (tmp_path / "limit").write_bytes(b"x" * 65_536)
-
-    for name, says in [
-        *(("pipe", "not a regular file"), (".", "not a regular file"), ("large", "65,536 bytes")),
-        *(("binary", "not UTF-8"), ("missing", "No such file"), ("a\0b", "not a path")),
-    ]:
-        with pytest.raises(ConfigError, match=says) as caught:
-            resolve(f"file:{tmp_path}/{name}", None, {})
-        assert "hunter2" not in str(caught.value)
-    with pytest.raises(ConfigError, match="absolute"):
-        resolve("file:secret", None, {})
-    with pytest.raises(ConfigError, match="not a regular file"):
-        resolve("file:/dev/null", None, {})
-    assert len(resolve(f"file:{tmp_path}/limit", None, {})) == 65_536
-
-
-def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
-    for _ in range(5):
-        with pytest.raises(ConfigError):
-            resolve(f"file:{tmp_path}", None, {})
-    after = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
-
-    assert after == before

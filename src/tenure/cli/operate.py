@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tenure import policy
 from tenure.cli import dead, output, target
 from tenure.cli.dead import Fingerprint
 from tenure.cli.jobs import add_filters, add_group, find, gauge, narrowing
@@ -245,7 +246,7 @@ def _apply(app: App, ids: list[str], args: argparse.Namespace, verb: Verb) -> di
 
     more: dict[str, Any] = {"actor": target.operator(), "org": args.org}
     if verb.name != "replay":
-        more["reason"] = args.reason
+        more["reason"] = policy.reason(args.reason)
     call = getattr(app.store, verb.name)
     size = BATCH if args.rate is None else min(max(int(args.rate * TICK_SECONDS), 1), BATCH)
     line = output.LiveLine(wanted=args.rate is not None or len(ids) > BATCH)

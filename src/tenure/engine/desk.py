@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NoReturn, Protocol
 
-from tenure import secrecy
+from tenure import reference
 from tenure.config import Settings
 from tenure.context import Lifecycle
 from tenure.engine.client import Client
@@ -36,6 +36,7 @@ class Employer(Protocol):
     settings: Settings
     tasks: dict[str, Task[..., Any]]
     hooks: dict[str, list[Hook]]
+    secrets: tuple[str, ...]  # the references it may ask for
     secret_provider: Callable[[str], str | None] | None
 
     @property
@@ -110,7 +111,8 @@ class Desk:
         return await self._app.client.in_thread(call, *args)
 
     def secret(self, ref: str) -> str:
-        return secrecy.resolve(ref, self._app.secret_provider, os.environ)
+        app = self._app
+        return reference.resolve(ref, app.secrets, app.secret_provider, os.environ)
 
     # -- lifecycle hooks ----------------------------------------------------------------------
     def hooked(self, kind: str) -> bool:
@@ -151,6 +153,6 @@ def _finish_hook(hook: Hook, kind: str, said: Coroutine[Any, Any, Any]) -> None:
 
 
 def _complain(hook: Hook, kind: str, error: Exception) -> None:
-    """Type only: the text may hold payload values."""
-    name = getattr(hook, "__name__", hook)
+    """Types only: the text may hold payload values, and a partial shows what it was given."""
+    name = getattr(hook, "__name__", type(hook).__name__)
     log.error("hook %s for %r raised %s; the job goes on", name, kind, type(error).__name__)

@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
+import sys
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
-from tenure import context, outcome, payload, policy, secrecy
+from tenure import context, outcome, payload, policy
 from tenure.engine.desk import Desk
 from tenure.engine.wire import Assignment
-from tenure.errors import ConfigError, JobCancelled, LeaseLost, PayloadError
+from tenure.errors import ConfigError, JobCancelled, LeaseLost, PayloadError, TenureError
 from tenure.job import ClaimedJob, NewJob
+from tenure.scrubbing import MAX_TEXT, Scrubber
 from tenure.task import Task
 
 log = logging.getLogger("tenure.worker")
 MOST_TEXT, MOST_CODE = 2000, 100
+RESULT_ERROR = "RESULT_ERROR"
+OUR_CODES = (RESULT_ERROR, "FAILED", "PERMANENT_ERROR", "TRANSIENT_ERROR", "VALIDATION_ERROR")
 
 
 class JobRun:
@@ -27,8 +32,8 @@ class JobRun:
 
     __slots__ = (
         "begun", "cancel_by", "cancel_reason", "children", "deadline", "desk", "done", "job",
-        "lost", "progress", "progress_due", "result", "settled", "settling", "slot", "task",
-        "timed_out", "waiter",
+        "lost", "progress", "progress_due", "result", "secrets", "settled", "settling", "slot",
+        "stopped", "task", "timed_out", "waiter",
     )  # fmt: skip
 
     def __init__(self, assignment: Assignment, task: Task[..., Any], desk: Desk) -> None:
@@ -47,13 +52,16 @@ class JobRun:
         self.settling = False  # inside its transaction's block
         self.result: str | None = None  # what its own transaction has stored
         self.children: list[NewJob] = []
+        self.secrets: list[str] = []  # what it has fetched: here only, to be kept out of its words
+        self.stopped: BaseException | None = None  # what we have stopped it with
         self.progress: str | None = None
         self.progress_due = 0.0
         self.waiter: asyncio.Task[None] | None = None  # None for a thread's run
 
     # -- what `Context` asks ------------------------------------------------------------------
     def report(self, progress: dict[str, Any]) -> None:
-        self.progress = payload.encode(progress, what="progress", max_bytes=8192)
+        with _made_by_the_handler():
+            self.progress = payload.encode(progress, what="progress", max_bytes=8192)
         if self.desk.hooked("progress"):
             self.desk.tell(context.Lifecycle("progress", self.job, progress=progress))
 
@@ -67,10 +75,14 @@ class JobRun:
         return self.desk.results(self.job)
 
     def secret(self, ref: str) -> str:
-        return self.desk.secret(ref)
+        value = self.desk.secret(ref)
+        if value not in self.secrets:
+            self.secrets.append(value)
+        return value
 
-    def pack(self, value: Any, what: str) -> str:
-        return self.task.signature.encode(value, what)
+    def pack(self, value: Any, step: str) -> str:
+        with _made_by_the_handler(repr(step)):
+            return self.task.signature.encode(value, f"the result of step {step!r}")
 
     def transaction(self, result: Callable[[], Any]) -> AbstractContextManager[Any]:
         if self.waiter is not None:
@@ -111,7 +123,8 @@ class JobRun:
 
     def _completed(self, result: Callable[[], Any]) -> tuple[outcome.Completed, int]:
         value = result()
-        self.result = None if value is None else self.task.pack_result(value)
+        with _made_by_the_handler():
+            self.result = None if value is None else self.task.pack_result(value)
         return outcome.Completed(self.result, tuple(self.children)), self.lasted_ms()
 
     async def in_thread(self, call: Callable[..., Any], *args: Any) -> Any:
@@ -128,7 +141,23 @@ def call(run: JobRun) -> Any:
     )
 
 
+@contextmanager
+def _made_by_the_handler(*named: str) -> Iterator[None]:
+    """What cannot be stored of it is no reason to do its work again."""
+    try:
+        yield
+    except PayloadError as error:
+        error.code = RESULT_ERROR
+        error.quoting(*(error.quoted or ()), *named)
+        raise
+
+
 def why_stopped(run: JobRun) -> BaseException:
+    run.stopped = _why_stopped(run)
+    return run.stopped
+
+
+def _why_stopped(run: JobRun) -> BaseException:
     if run.timed_out:
         return TimeoutError(f"still running after its time-out of {run.job.timeout_ms / 1000:g} s")
     if run.lost:
@@ -138,6 +167,7 @@ def why_stopped(run: JobRun) -> BaseException:
     return asyncio.CancelledError("the handler was cancelled from within")
 
 
+# -- judging ------------------------------------------------------------------------------------
 def judge_value(value: Any, run: JobRun) -> outcome.Outcome:
     """A returned value as an outcome."""
     if run.settled:
@@ -147,16 +177,17 @@ def judge_value(value: Any, run: JobRun) -> outcome.Outcome:
     if isinstance(value, context.Snooze):
         return outcome.Snoozed(policy.delay_seconds(value.seconds))
     if isinstance(value, context.Cancel):
-        return outcome.Cancelled(storable(value.reason, run.job.payload))
+        return outcome.Cancelled(Words(run).storable(value.reason))
     if isinstance(value, context.Fail):
-        reason = storable(value.reason, run.job.payload)
-        code = storable(value.code, run.job.payload, most=MOST_CODE)
-        return outcome.Failed(outcome.Failure(reason, code))
+        words = Words(run)
+        failure = outcome.Failure(words.storable(value.reason), words.code(_text(value.code)))
+        return outcome.Failed(failure)
     try:
         return outcome.Completed(run.task.pack_result(value), tuple(run.children))
     except PayloadError as error:
-        message = f"the job ran, but its result cannot be stored: {error}"
-        return outcome.Failed(outcome.Failure(message, "RESULT_ERROR"))
+        why = Words(run).storable(error)
+        message = f"the job ran, but its result cannot be stored: {why}"
+        return outcome.Failed(outcome.Failure(message, RESULT_ERROR))
 
 
 def judge_error(error: BaseException, run: JobRun) -> outcome.Outcome:
@@ -164,22 +195,25 @@ def judge_error(error: BaseException, run: JobRun) -> outcome.Outcome:
     run without an outcome would hold its slot until its time-out."""
     try:
         return _judge_error(error, run)
-    except Exception:
-        log.exception("the failure of job %s could not be judged; it is retried", run.job.id)
-        failure = outcome.Failure(type(error).__name__, "UNKNOWN", type(error).__name__)
-        return outcome.Retried(policy.Exponential().delay(run.job.attempts), failure)
+    except BaseException as broken:  # places only: the texts may hold payload values
+        where = "".join(traceback.format_tb(broken.__traceback__))
+        kind, name = type(broken).__name__, clean(type(error).__name__)[:MOST_CODE]
+        log.error("the failure of job %s cannot be judged: %s\n%s", run.job.id, kind, where)
+        return _by_default(outcome.Failure(name, "UNKNOWN", name), run)
 
 
 def _judge_error(error: BaseException, run: JobRun) -> outcome.Outcome:
     if run.settled:
-        what = describe(error, run.job.payload).message
+        what = Words(run).failure(error).message
         log.warning("job %s is over, its transaction committed; ignored: %s", run.job.id, what)
         return outcome.Completed(run.result, settled=True)
     if isinstance(error, JobCancelled) and not run.timed_out:
-        return outcome.Cancelled(storable(error, run.job.payload))
+        return outcome.Cancelled(Words(run).storable(error))
     if isinstance(error, JobCancelled):
         error = why_stopped(run)
-    failure = describe(error, run.job.payload)
+    failure = Words(run).failure(error)
+    if isinstance(error, PayloadError) and error.code == RESULT_ERROR:
+        return outcome.Failed(failure)
     try:
         verdict = run.task.settings.retry.verdict(error, run.job.attempts, run.job.max_attempts)
         if verdict == "failed":
@@ -190,30 +224,89 @@ def _judge_error(error: BaseException, run: JobRun) -> outcome.Outcome:
     except Exception as broken:  # a backoff of the user's own: keep the failure all the same
         kind = type(broken).__name__
         log.warning("the backoff of task %r raised %s: using the default", run.job.type, kind)
-        return outcome.Retried(policy.Exponential().delay(run.job.attempts), failure)
+        return _by_default(failure, run)
 
 
-def describe(error: BaseException, arguments: str) -> outcome.Failure:
-    """What may be stored of an exception: its type and scrubbed text, its code, its place."""
-    name = clean(type(error).__name__)
+def _by_default(failure: outcome.Failure, run: JobRun) -> outcome.Outcome:
+    if run.job.attempts >= run.job.max_attempts:
+        return outcome.Dead(failure)
+    return outcome.Retried(policy.Exponential().delay(run.job.attempts), failure)
+
+
+# -- words that may be stored -------------------------------------------------------------------
+class Words:
+    """What a run says, as any store and the pipe take it: the handler's words without payload
+    values and without the secrets it has fetched. Ours are put around them afterwards."""
+
+    def __init__(self, run: JobRun) -> None:
+        self._run = run
+        self._scrubbed = Scrubber(run.job.payload, run.secrets)
+
+    def failure(self, error: BaseException) -> outcome.Failure:
+        """What may be known of an exception: its type and scrubbed text, its code, its place."""
+        name = self._name_of(type(error))
+        text, at = self.storable(error), self._place(error)
+        code = _attribute(error, "code")
+        default = "TIMEOUT" if isinstance(error, TimeoutError) else name
+        return outcome.Failure(
+            f"{name}: {text}" if text else name,
+            self.code(_text(code)) if isinstance(code, (str, int)) else default,
+            f"{name} at {at}" if at else name,
+        )
+
+    def storable(self, said: object) -> str:
+        text = _text(said)
+        if self._not_the_handlers(said, text):
+            return text[:MOST_TEXT]
+        quoted = said.quoted if isinstance(said, TenureError) else None
+        theirs = None if quoted is None else [clean(part) for part in quoted if part]
+        if theirs is None or not all(part in text for part in theirs):
+            return self._scrubbed(text)[:MOST_TEXT]  # a cut first could hide half a value
+        for_them = "|".join(map(re.escape, theirs))
+        scrubbed = re.sub(for_them, lambda part: self._scrubbed(part[0]), text) if theirs else text
+        return scrubbed[:MOST_TEXT]
+
+    def code(self, code: str) -> str:
+        return code if code in OUR_CODES else self._scrubbed(code)[:MOST_CODE]
+
+    def _not_the_handlers(self, said: object, text: str) -> bool:
+        """What we have stopped it with, and an operator's reason."""
+        if isinstance(said, JobCancelled):
+            return text == self._run.cancel_reason
+        return isinstance(said, BaseException) and said is self._run.stopped
+
+    def _name_of(self, kind: type[BaseException]) -> str:
+        """A class that stands in its module has its name from there, not from a payload."""
+        name = clean(kind.__name__)[:MOST_CODE]
+        known = getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
+        return name if known else self._scrubbed(name)
+
+    def _place(self, error: BaseException) -> str:
+        """`jobs.py:12`, where it was raised. Source is not read: a payload may name the file."""
+        trace = error.__traceback__
+        if trace is None:
+            return ""
+        while trace.tb_next is not None:
+            trace = trace.tb_next
+        frame = trace.tb_frame
+        file = clean(frame.f_code.co_filename)
+        if frame.f_globals.get("__file__") != file:  # not a module's: compiled under any name
+            file = self._scrubbed(file)
+        return f"{os.path.basename(file)[:MOST_CODE]}:{trace.tb_lineno}"
+
+
+def _text(said: object) -> str:
     try:
-        text = storable(error, arguments)
-        code = getattr(error, "code", None)
-    except Exception:  # its own __str__ or a property of it raises
-        text, code = "", None
-    frames = traceback.extract_tb(error.__traceback__)
-    at = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
-    default = "TIMEOUT" if isinstance(error, TimeoutError) else name
-    return outcome.Failure(
-        f"{name}: {text}" if text else name,
-        storable(code, arguments, most=MOST_CODE) if isinstance(code, (str, int)) else default,
-        clean(f"{name} at {at}") if at else name,
-    )
+        return clean(str.__str__(str(said))[:MAX_TEXT])
+    except BaseException:  # its own __str__ raises, or returns no text
+        return ""
 
 
-def storable(said: object, arguments: str, *, most: int = MOST_TEXT) -> str:
-    """A handler's own words as any store and the pipe take them, without payload values."""
-    return secrecy.scrub(clean(str(said)), arguments)[:most]  # a cut first could hide half a value
+def _attribute(error: BaseException, name: str) -> object:
+    try:
+        return getattr(error, name, None)
+    except BaseException:  # a property of its own that raises
+        return None
 
 
 def clean(text: str) -> str:

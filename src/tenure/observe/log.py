@@ -1,9 +1,14 @@
-"""Log lines: plain for people, one JSON object a line for programs. Never a payload."""
+"""Log lines: plain for people, one JSON object a line for programs. Never a payload.
+
+A handler's text may hold anything, and so may a name somebody stored: whatever it is, it cannot
+move a cursor, turn the reading direction, or look like a line of the log that it is not.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 
@@ -23,13 +28,35 @@ FIELDS = (
 )
 
 
+CONTINUED = "    "  # before each further line: a line of the log begins with its time
+# C0 but tab and line feed, DEL, C1, line and paragraph separators, what turns the direction of
+# writing, halves of surrogate pairs.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def neutral(text: str) -> str:
+    """Control characters as `\\x1b`, further lines indented."""
+    if text.isprintable():
+        return text
+    text = text.replace("\r\n", "\n").rstrip("\n")
+    escaped = _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return escaped.replace("\n", f"\n{CONTINUED}")
+
+
 class PlainFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         job = getattr(record, "job_id", None)
         about = f" [{getattr(record, 'job_type', 'job')} {job}]" if job else ""
-        text = f"{clock} {self.level(record)} {self.message(record)}{about}"
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        message = neutral(self.message(record)) + neutral(about)
+        parts = [f"{clock} {self.level(record)} {message}"]
+        if record.exc_info:
+            parts.append(CONTINUED + neutral(self.formatException(record.exc_info)))
+        if record.stack_info:
+            parts.append(CONTINUED + neutral(self.formatStack(record.stack_info)))
+        return "\n".join(parts)
 
     def level(self, record: logging.LogRecord) -> str:
         return f"{record.levelname:<7}"
@@ -53,7 +80,11 @@ class JsonFormatter(logging.Formatter):
                 line[name] = value
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        if record.stack_info:
+            line["stack"] = self.formatStack(record.stack_info)
+        text = json.dumps(line, ensure_ascii=False, default=str)
+        # The rest of them json escapes itself; all are in strings, and mean the same there.
+        return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def configure_logging(level: str, *, as_json: bool, handler: logging.Handler | None = None) -> None:
