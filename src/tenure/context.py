@@ -145,7 +145,8 @@ class Run(Protocol):
     cancel_reason: str | None
     lost: bool
     settled: bool  # its finish was written by a transaction: the job is over
-    children: list[NewJob]
+
+    def adopt(self, child: NewJob) -> None: ...
 
     def report(self, progress: dict[str, Any]) -> None: ...
 
@@ -251,7 +252,7 @@ class Context:
         terms = self._terms.get(job.terms)  # one object for equal ones: stores group by identity
         if terms is None:
             terms = self._terms[job.terms] = job.terms._replace(parent=self._run.job.id)
-        self._run.children.append(job._replace(terms=terms))
+        self._run.adopt(job._replace(terms=terms))
         return Receipt(job.id, False, "queued")
 
     # -- checkpoints --------------------------------------------------------------------------

@@ -163,7 +163,7 @@ def test_two_processes_migrate_at_once(empty: Place) -> None:
         process.stdin.flush()
     ran = sorted(int(finish(process)) for process in processes)
 
-    assert ran == [0, len(sql.migrations(empty.kind))]
+    assert sum(ran) == len(sql.migrations(empty.kind)), "each of them by one of the two"
 
 
 def test_a_killed_migration_goes_on_where_it_stopped(empty: Place, empty_app: tenure.App) -> None:

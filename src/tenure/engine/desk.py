@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import logging
 import os
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NoReturn, Protocol
@@ -48,6 +49,7 @@ class Desk:
         self._app = app
         self.worker = Registration(0, "")  # whom we run under, as the store knows it
         self.tasks: Mapping[str, Task[..., Any]] = app.tasks
+        self.family = threading.Lock()  # for the follow-ups of runs: held for a moment
         self.cancel_grace = app.settings.cancel_grace_seconds
 
     # -- the store ----------------------------------------------------------------------------

@@ -16,7 +16,14 @@ from typing import Any
 from tenure import context, outcome, payload, policy
 from tenure.engine.desk import Desk
 from tenure.engine.wire import Assignment
-from tenure.errors import ConfigError, JobCancelled, LeaseLost, PayloadError, TenureError
+from tenure.errors import (
+    ConfigError,
+    JobCancelled,
+    JobError,
+    LeaseLost,
+    PayloadError,
+    TenureError,
+)
 from tenure.job import ClaimedJob, NewJob
 from tenure.scrubbing import MAX_TEXT, Scrubber
 from tenure.task import Task
@@ -31,8 +38,8 @@ class JobRun:
     """One assignment on its way through the executor."""
 
     __slots__ = (
-        "begun", "cancel_by", "cancel_reason", "children", "deadline", "desk", "done", "job",
-        "lost", "progress", "progress_due", "result", "secrets", "settled", "settling", "slot",
+        "begun", "cancel_by", "cancel_reason", "children", "deadline", "desk", "done", "grown",
+        "job", "lost", "progress", "progress_due", "result", "secrets", "settled", "settling", "slot",
         "stopped", "task", "timed_out", "waiter",
     )  # fmt: skip
 
@@ -52,6 +59,7 @@ class JobRun:
         self.settling = False  # inside its transaction's block
         self.result: str | None = None  # what its own transaction has stored
         self.children: list[NewJob] = []
+        self.grown = False  # its children have been taken for its finish: there are no more
         self.secrets: list[str] = []  # what it has fetched: here only, to be kept out of its words
         self.stopped: BaseException | None = None  # what we have stopped it with
         self.progress: str | None = None
@@ -59,6 +67,24 @@ class JobRun:
         self.waiter: asyncio.Task[None] | None = None  # None for a thread's run
 
     # -- what `Context` asks ------------------------------------------------------------------
+    def adopt(self, child: NewJob) -> None:
+        """Under a lock: a thread of the handler's may ask while the run ends, and whoever is told
+        yes has a job that will be stored."""
+        with self.desk.family:
+            if not self.grown:
+                self.children.append(child)
+                return
+        raise JobError(
+            "ctx.enqueue: this run is over, and with it its follow-up jobs were stored. What comes "
+            f"later is a job of its own: {child.terms.type}.enqueue(…)"
+        )
+
+    def family(self) -> tuple[NewJob, ...]:
+        """Its children, for its finish; it gets no more."""
+        with self.desk.family:
+            self.grown = True
+            return tuple(self.children)
+
     def report(self, progress: dict[str, Any]) -> None:
         with _made_by_the_handler():
             self.progress = payload.encode(progress, what="progress", max_bytes=8192)
@@ -114,8 +140,9 @@ class JobRun:
         self.settling = True
         try:
             yield
-        except LeaseLost:
-            self.lost = True
+        except BaseException as error:
+            self.lost = self.lost or isinstance(error, LeaseLost)
+            self.grown = False  # nothing was stored: the handler may go on
             raise
         finally:
             self.settling = False
@@ -125,7 +152,7 @@ class JobRun:
         value = result()
         with _made_by_the_handler():
             self.result = None if value is None else self.task.pack_result(value)
-        return outcome.Completed(self.result, tuple(self.children)), self.lasted_ms()
+        return outcome.Completed(self.result, self.family()), self.lasted_ms()
 
     async def in_thread(self, call: Callable[..., Any], *args: Any) -> Any:
         return await self.desk.in_thread(call, *args)
@@ -172,8 +199,9 @@ def judge_value(value: Any, run: JobRun) -> outcome.Outcome:
     """A returned value as an outcome."""
     if run.settled:
         return outcome.Completed(run.result, settled=True)
+    children = run.family()
     if value is None:
-        return outcome.Completed(None, tuple(run.children))
+        return outcome.Completed(None, children)
     if isinstance(value, context.Snooze):
         return outcome.Snoozed(policy.delay_seconds(value.seconds))
     if isinstance(value, context.Cancel):
@@ -183,7 +211,7 @@ def judge_value(value: Any, run: JobRun) -> outcome.Outcome:
         failure = outcome.Failure(words.storable(value.reason), words.code(_text(value.code)))
         return outcome.Failed(failure)
     try:
-        return outcome.Completed(run.task.pack_result(value), tuple(run.children))
+        return outcome.Completed(run.task.pack_result(value), children)
     except PayloadError as error:
         why = Words(run).storable(error)
         message = f"the job ran, but its result cannot be stored: {why}"
@@ -193,6 +221,7 @@ def judge_value(value: Any, run: JobRun) -> outcome.Outcome:
 def judge_error(error: BaseException, run: JobRun) -> outcome.Outcome:
     """A raised exception as an outcome, by the task's policy. Whatever happens, there is one: a
     run without an outcome would hold its slot until its time-out."""
+    run.family()
     try:
         return _judge_error(error, run)
     except BaseException as broken:  # places only: the texts may hold payload values
