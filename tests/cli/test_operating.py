@@ -283,7 +283,7 @@ def test_doctor_finds_workers_that_died_with_jobs(stage: Stage) -> None:
     gone = enlist(stage.store)
     stage.store.claim(gone, [("default", 1)])
     with closing(sqlite3.connect(stage.tenure.home / "jobs.db")) as db, db:
-        db.execute("UPDATE tenure_workers SET seen_at = seen_at - 3600000 WHERE no = ?", [gone])
+        db.execute("UPDATE tenure_workers SET seen_at = seen_at - 3600000 WHERE no = ?", [gone.no])
 
     found = findings(stage, "-A", "shop")
 
@@ -303,8 +303,9 @@ def test_doctor_finds_old_jobs(stage: Stage) -> None:
 
 def test_doctor_finds_jobs_that_stand_nowhere_and_the_remedy_works(stage: Stage) -> None:
     with closing(sqlite3.connect(stage.tenure.home / "jobs.db")) as db, db:
-        taken = db.execute("DELETE FROM tenure_ready").rowcount
-        db.execute("INSERT INTO tenure_ready VALUES ('default', 5, 'default', 1, 'nobody')")
+        taken = db.execute("DELETE FROM tenure_due").rowcount
+        taken += db.execute("DELETE FROM tenure_later").rowcount
+        db.execute("INSERT INTO tenure_due VALUES ('default', 5, 'default', 1, 'nobody')")
         db.execute("INSERT INTO tenure_leases VALUES ('nobody', 1, 1, 1, 1)")
 
     level, message = findings(stage, "-A", "shop")["places"]
@@ -314,7 +315,8 @@ def test_doctor_finds_jobs_that_stand_nowhere_and_the_remedy_works(stage: Stage)
     assert remedy
     with closing(sqlite3.connect(stage.tenure.home / "jobs.db")) as db:
         db.executescript(remedy[1])
-        assert db.execute("SELECT count(*) FROM tenure_ready").fetchone() == (taken,)
+        places = "(SELECT id FROM tenure_due UNION SELECT id FROM tenure_later)"
+        assert db.execute(f"SELECT count(*) FROM {places}").fetchone() == (taken,)
     assert findings(stage, "-A", "shop")["places"][0] == "ok"
 
 

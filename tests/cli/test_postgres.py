@@ -66,7 +66,7 @@ def populated(
     home = tmp_path_factory.mktemp("postgres")
     owner = PostgresCli(home, postgres.url(name))
     ran = owner("migrate", "--grant", role)
-    assert ran.out == f"applied 0001_initial\ngranted {role} what a worker needs\n", ran.err
+    assert ran.out == f"applied 0001_initial\napplied 0002_promises\ngranted {role} what a worker needs\n", ran.err
     yield name, populate(PostgresCli(home, as_role(postgres.url(name), role)))
     postgres.drop_database(name)
 
@@ -232,7 +232,7 @@ def test_migrate(empty: PostgresCli) -> None:
     printed = empty("migrate", "--sql").out
     assert empty("migrate", "--sql", "--reverse").out == "-- nothing to take back\n"
     assert not execute(empty.url, "SELECT 1 FROM pg_namespace WHERE nspname = 'tenure'")
-    assert empty("migrate", "--json").object == {"applied": ["0001_initial"]}
+    assert empty("migrate", "--json").object == {"applied": ["0001_initial", "0002_promises"]}
     assert empty("migrate").out == "up to date\n"
     assert empty("migrate", "--sql").out == "-- up to date: nothing is pending\n"
 

@@ -211,8 +211,11 @@ def test_no_tables(database: str) -> None:
 def test_other_versions(
     url: str, version: int, compatible_from: int, level: str, remedy: str | None
 ) -> None:
-    execute(url, f"UPDATE tenure.migrations SET version = {version}")
-    execute(url, f"UPDATE tenure.migrations SET compatible_from = {compatible_from}")
+    execute(url, "DELETE FROM tenure.migrations WHERE version > 1")
+    execute(
+        url,
+        f"UPDATE tenure.migrations SET version = {version}, compatible_from = {compatible_from}",
+    )
 
     found = one(url, "schema")
 
@@ -234,12 +237,12 @@ def test_what_a_role_lacks(url: str, role: str) -> None:
     execute(url, f"REVOKE INSERT, DELETE ON tenure.jobs FROM {role}")
     execute(url, f"REVOKE USAGE ON SEQUENCE tenure.events_seq FROM {role}")
     execute(url, f"REVOKE UPDATE ON SEQUENCE tenure.flushes FROM {role}")
-    execute(url, f"REVOKE EXECUTE ON FUNCTION tenure.drop_partitions FROM {role}")
+    execute(url, f"REVOKE EXECUTE ON FUNCTION tenure.drop_day FROM {role}")
     less = one(as_role(url, role), "role")
     assert less.level == "problem"
     assert less.message.endswith(
         "lacks INSERT, DELETE on jobs; UPDATE on sequence flushes; USAGE on sequence events_seq; "
-        "EXECUTE on drop_partitions()"
+        "EXECUTE on drop_day()"
     )
 
 
@@ -260,7 +263,7 @@ def test_not_everybody_may_drop_a_day(url: str, role: str) -> None:
     execute(url, f"GRANT USAGE ON SCHEMA tenure TO {role}")
 
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
-        execute(as_role(url, role), "SELECT tenure.drop_partitions(0, 0, '{}')")
+        execute(as_role(url, role), "SELECT tenure.drop_day('history_20200101', 0, 0, '{}')")
 
 
 # -- who stands in the way ------------------------------------------------------------------------

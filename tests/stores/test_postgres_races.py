@@ -80,10 +80,12 @@ def test_a_worker_does_not_sign_off_over_a_claim_under_way(
     """Its client may be gone; the server goes on, and would leave jobs to a dead worker."""
     no = worker(store)
     put(store)
-    other.execute("SELECT 1 FROM tenure.workers WHERE no = %s FOR KEY SHARE", [no])  # as claims do
-    other.execute("UPDATE tenure.jobs SET status = 'in_progress', worker = %s, lease_no = 1", [no])
+    other.execute("SELECT 1 FROM tenure.workers WHERE no = %s FOR KEY SHARE", [no.no])  # as claims
+    other.execute(
+        "UPDATE tenure.jobs SET status = 'in_progress', worker = %s, lease_no = 1", [no.no]
+    )
     leaving: Future[None] = aside.submit(store.retire, no)
-    until_it_waits(other, "tenure.retire")
+    until_it_waits(other, "tenure.sign_off")
     other.commit()
     leaving.result(10)
 
@@ -113,11 +115,12 @@ def test_a_day_is_not_dropped_under_a_job_that_ends(
     old = new(id=id)
     store.enqueue([old])
     job = claim_one(store, no)
-    finishing = """SELECT * FROM tenure.finish_completed(%s, ARRAY[%s]::uuid[], ARRAY[%s], ARRAY[1],
-                                                         '[null]', 'all', NULL)"""
-    other.execute(finishing, [no, to_uuid_text(job.id), job.lease_no])
+    finishing = """SELECT * FROM tenure.complete_runs(%s, %s, ARRAY[%s]::uuid[], ARRAY[%s],
+                                                      ARRAY[1], '[null]', 'all', NULL)"""
+    other.execute(finishing, [no.no, no.id, to_uuid_text(job.id), job.lease_no])
+    store.database.run("ALTER FUNCTION tenure.drop_day SET lock_timeout = '20s'", {})
     pruning: Future[Any] = aside.submit(store.prune, KEEP)
-    until_it_waits(other, "drop_partitions")
+    until_it_waits(other, "drop_day")
     other.commit()
     pruning.result(20)
 

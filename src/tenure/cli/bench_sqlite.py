@@ -51,10 +51,15 @@ INSERT INTO tenure_jobs (id, type, status, queue, priority, org, ready_at, max_a
 SELECT printf('%s%023d', ?3, n), 'nothing', 'queued', ?5, 5, 'default', ?4 + n / 1000,
        5, 300000, 'default', 'system', 'tenure', ?4, ?4, ?4, '{"data":{"n":1}}' FROM number
 """
-FILL_READY = """
+FILL_DUE = """
 WITH RECURSIVE number (n) AS (VALUES (?1) UNION ALL SELECT n + 1 FROM number WHERE n < ?2 - 1)
-INSERT INTO tenure_ready (queue, priority, org, ready_at, id)
+INSERT INTO tenure_due (queue, priority, org, ready_at, id)
 SELECT ?5, 5, 'default', ?4 + n / 1000, printf('%s%023d', ?3, n) FROM number
+"""
+FILL_LATER = """
+WITH RECURSIVE number (n) AS (VALUES (?1) UNION ALL SELECT n + 1 FROM number WHERE n < ?2 - 1)
+INSERT INTO tenure_later (queue, ready_at, id)
+SELECT ?5, ?4 + n / 1000, printf('%s%023d', ?3, n) FROM number
 """
 FILL_HISTORY = """
 WITH RECURSIVE number (n) AS (VALUES (?1) UNION ALL SELECT n + 1 FROM number WHERE n < ?2 - 1)
@@ -152,8 +157,8 @@ class SqlitePlace(Place):
         now = bench_raw.wall_ms()
         kinds = (
             ("finished", [FILL_HISTORY], "00A", now - DAY_MS, "default"),
-            ("queued", [FILL_JOBS, FILL_READY], "00B", now - DAY_MS // 2, queue),
-            ("due tomorrow", [FILL_JOBS, FILL_READY], "00C", now + DAY_MS, "default"),
+            ("queued", [FILL_JOBS, FILL_DUE], "00B", now - DAY_MS // 2, queue),
+            ("due tomorrow", [FILL_JOBS, FILL_LATER], "00C", now + DAY_MS, "default"),
         )
         with self._connected(store.file.path) as db:
             db.execute("PRAGMA synchronous=OFF")  # of this connection, while it fills

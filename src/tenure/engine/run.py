@@ -39,8 +39,8 @@ class JobRun:
 
     __slots__ = (
         "begun", "cancel_by", "cancel_reason", "children", "deadline", "desk", "done", "grown",
-        "job", "lost", "progress", "progress_due", "result", "secrets", "settled", "settling", "slot",
-        "stopped", "task", "timed_out", "waiter",
+        "job", "lost", "progress", "progress_due", "result", "secrets", "settled", "settling",
+        "slot", "stopped", "task", "timed_out", "waiter",
     )  # fmt: skip
 
     def __init__(self, assignment: Assignment, task: Task[..., Any], desk: Desk) -> None:
