@@ -1,9 +1,10 @@
 """A child process: imports the app, says hello, runs what the supervisor hands it.
 
-    python -m tenure.child SOCKET APP BOARD SLOTS CONCURRENCY
+    python -m tenure.child SOCKET APP BOARD CONCURRENCY PROCESSES SOLO
 
-The end of the pipe ends it, and on Linux the kernel kills it with its supervisor, so no handler
-outlives the lease it runs under.
+SOCKET and BOARD are inherited handles; CONCURRENCY and PROCESSES may be 0: as the app's settings
+say. The end of the pipe ends it, and on Linux the kernel kills it with its supervisor, so no
+handler outlives the lease it runs under.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import signal
 import socket
 import sys
 import traceback
+from contextlib import suppress
+from dataclasses import replace
 
-from tenure.engine.board import Board
+from tenure.engine.board import inherited_board
 from tenure.engine.child import hello_of, serve
 from tenure.engine.wire import Refused, frame
 from tenure.errors import TenureError
@@ -32,9 +35,10 @@ def _die_with_parent() -> None:
 
 def main() -> None:
     _die_with_parent()
-    handle, spec, board_file, slots, concurrency = sys.argv[1:6]
+    handle, spec, board_handle, concurrency, processes, solo = sys.argv[1:7]
     sock = socket.socket(fileno=int(handle))
     sock.set_inheritable(False)  # a program started by a handler must not keep the pipe open
+    board = inherited_board(int(board_handle))
     # A terminal's Ctrl-C reaches the whole group: stopping is the supervisor's decision. Not
     # SIG_IGN: programs a handler starts would inherit that, and could not be terminated.
     signal.signal(signal.SIGINT, lambda *_: None)
@@ -55,10 +59,19 @@ def main() -> None:
         sock.sendall(frame(hello))
     except OSError:
         raise SystemExit(1) from None  # our supervisor is gone already
-    serve(app, sock, Board(board_file, int(slots), create=False), int(concurrency) or None)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    # What the app asks for is for all its children together; who runs a single job has one.
+    sharing = int(processes) or app.settings.processes
+    share = 1 if solo == "1" else max(1, app.settings.connections // sharing)
+    app.settings = replace(app.settings, connections=share)
+    try:
+        code = 0 if serve(app, sock, board, int(concurrency) or None) else 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    with suppress(ValueError, OSError):  # a handler may have closed them
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)  # threads that handlers have left behind are not waited for
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ class Renewal:
         every: float,
         roster: Roster,
         *,
+        lease: float,
+        news: Callable[[], Mapping[str, object] | None],
         on_renewed: Callable[[float], None],
         on_declared_dead: Callable[[int], None],
         give_back: Callable[[list[Ended]], None],
@@ -32,6 +34,8 @@ class Renewal:
         self._store = store
         self._every = every
         self._roster = roster
+        self._lease = lease
+        self._news = news  # what others should read about this worker, when there is any
         self._on_renewed = on_renewed
         self._on_declared_dead = on_declared_dead
         self._give_back = give_back
@@ -40,6 +44,11 @@ class Renewal:
         # Leases the store names and we do not know, and how many claims must be over to be sure.
         self._unsure: dict[tuple[str, int], int] = {}
         self._asked: set[str] = set()  # cancels already passed on
+        self.until = 0.0  # nobody takes our jobs before then, by the monotonic clock
+
+    def holds_from(self, began: float) -> None:
+        """The store took our word for it some time after `began`."""
+        self.until = began + self._lease
 
     def run(self, over: threading.Event) -> None:
         due = time.monotonic() + self._every
@@ -48,7 +57,7 @@ class Renewal:
             due = began + self._every
             worker = self._roster.worker
             try:
-                renewal = self._store.renew(worker)
+                renewal = self._store.renew(worker, meta=self._news())
             except StoreError as error:
                 log.warning("could not renew the lease, trying again: %s", error)
                 due = began + min(self._every, RETRY_SECONDS)  # at once, if it took its time
@@ -56,6 +65,7 @@ class Renewal:
             if renewal is None:
                 self._on_declared_dead(worker)
                 continue
+            self.holds_from(began)
             self._on_renewed(began)
             self.pass_on(renewal.cancels)
             self._give_back_unknown(renewal.leases)

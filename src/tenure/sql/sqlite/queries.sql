@@ -419,8 +419,8 @@ UPDATE tenure_jobs SET progress = r.value ->> 2, updated_at = :now
 RETURNING id, (SELECT lease_no FROM tenure_leases WHERE id = tenure_jobs.id);
 
 -- name: renew
-UPDATE tenure_workers SET beat = beat + 1, seen_at = :now WHERE no = :worker AND dead_at IS NULL
-RETURNING no;
+UPDATE tenure_workers SET beat = beat + 1, seen_at = :now, meta = coalesce(:meta, meta)
+ WHERE no = :worker AND dead_at IS NULL RETURNING no;
 
 -- name: held
 SELECT id, lease_no FROM tenure_leases WHERE worker = :worker;
