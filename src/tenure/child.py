@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from tenure.engine.board import inherited_board
 from tenure.engine.child import hello_of, serve
+from tenure.engine.copies import ignore_signals
 from tenure.engine.wire import Refused, frame
 from tenure.errors import TenureError
 from tenure.loading import load_app
@@ -39,10 +40,7 @@ def main() -> None:
     sock = socket.socket(fileno=int(handle))
     sock.set_inheritable(False)  # a program started by a handler must not keep the pipe open
     board = inherited_board(int(board_handle))
-    # A terminal's Ctrl-C reaches the whole group: stopping is the supervisor's decision. Not
-    # SIG_IGN: programs a handler starts would inherit that, and could not be terminated.
-    signal.signal(signal.SIGINT, lambda *_: None)
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    ignore_signals()
     try:
         app = load_app(spec)
         configure_logging(app.settings.log_level, as_json=app.settings.log_format == "json")

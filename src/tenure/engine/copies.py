@@ -3,21 +3,24 @@
 `os.fork()` copies the whole process, in the middle of a handler. The copy has our pipe, our board
 and, on the loop's thread, the loop itself with everything that was about to run: it would eat
 orders, answer for jobs and run other handlers a second time. So it gets an empty loop, a pipe that
-leads nowhere and a board that nobody reads. What the handler does in it until it returns, awaits
-or raises is its own business; there it ends, like a forked program at the end of its script.
+leads nowhere, a board that nobody reads, and the usual signals. What the handler does in it until
+it returns, awaits or raises is its own business; there it ends, like a script at its end.
 
-subprocess and multiprocessing are not concerned: what they start never returns into the handler.
+What subprocess and multiprocessing start never returns into the handler.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import traceback
 import weakref
 from asyncio import AbstractEventLoop
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from tenure.engine.board import Board
 
@@ -43,12 +46,23 @@ def keep_copies_apart(
             return
         me.copied = True
         board.disown()
-        ready = getattr(loop, "_ready", None)  # asyncio has no public name for it
-        if ready is not None:
-            ready.clear()
+        if hasattr(loop, "_ready"):  # asyncio has no public name for what is to run next
+            loop._ready = _Nothing(loop._ready)
         _lead_nowhere(*named, _selector_of(loop))
 
     os.register_at_fork(after_in_child=in_copy)
+
+
+class _Nothing(deque[Any]):
+    """What a loop is to run next, in a copy: not even what the copy itself has asked for. What it
+    was to run is kept: destroyed, it would complain that it was never awaited."""
+
+    def __init__(self, before: Any) -> None:
+        super().__init__()
+        self.before = before
+
+    def popleft(self) -> NoReturn:
+        end_copy(None)
 
 
 def end_copy(error: BaseException | None) -> NoReturn:
@@ -61,6 +75,39 @@ def end_copy(error: BaseException | None) -> NoReturn:
         with suppress(Exception):
             traceback.print_exception(error)
     os._exit(code & 0xFF)
+
+
+def ignore_signals() -> None:
+    """A terminal's Ctrl-C reaches the whole group, and some stop a service that way: stopping is
+    the supervisor's decision. Not SIG_IGN: programs a handler starts would inherit that.
+
+    A copy would inherit this, and multiprocessing ends its own by SIGTERM, perhaps at once: so the
+    signals are held back in a thread that forks until the copy listens to them."""
+    usual: dict[int, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+    }
+    for number in usual:
+        signal.signal(number, _ignore)
+    held = threading.local()
+
+    def before() -> None:
+        held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, usual)
+
+    def in_parent() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held.mask)
+
+    def in_copy() -> None:
+        for number, action in usual.items():
+            if signal.getsignal(number) is _ignore:
+                signal.signal(number, action)
+        in_parent()
+
+    os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_copy)
+
+
+def _ignore(_number: int, _frame: Any) -> None:
+    return
 
 
 def _selector_of(loop: AbstractEventLoop) -> int:
