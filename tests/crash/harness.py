@@ -107,6 +107,7 @@ class Worker:
         number: int,
         options: dict[str, Any],
         *,
+        program: str,
         prefix: Sequence[str],
         variables: Mapping[str, str],
     ) -> None:
@@ -114,7 +115,7 @@ class Worker:
         self._out = folder / f"worker-{number}.out"
         with self._log.open("wb") as log, self._out.open("wb") as out:
             self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-c", START, json.dumps(options)],
+                [*prefix, sys.executable, "-c", program, json.dumps(options)],
                 cwd=folder,
                 env=environment() | variables,
                 stdout=out,
@@ -195,16 +196,18 @@ class Workshop:
         *,
         ready: bool = True,
         clock_offset: float = 0.0,
+        program: str = START,
         prefix: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Worker:
-        """Start one; wait until the store knows it, unless told otherwise. `prefix` is a command
-        that becomes it, `variables` are put into its environment."""
+        """Start one; wait until the store knows it, unless told otherwise. `program` runs it,
+        `prefix` is a command that becomes it, `variables` are put into its environment."""
         worker = Worker(
             self.folder,
             len(self.workers) + 1,
             options,
+            program=program,
             prefix=prefix,
             variables={"TEST_CLOCK_OFFSET": str(clock_offset)} | dict(variables or {}),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import servers
@@ -14,7 +15,7 @@ ANN, BOB = 54_321, 54_322  # nobody's: the kernel asks for no account
 def command_as(uid: int, *, hidden: bool = False) -> list[str]:
     """What to put before a command so that this user runs it; `hidden`: with a /proc on which
     others' processes cannot be seen (hidepid=2). The process stays the one that was started."""
-    servers.require(_tools)
+    servers.require(_other_users)
     # The interpreter may lie in a home of mode 700: reading is allowed, and nothing else.
     caps = "-all,+dac_read_search"
     prefix = [
@@ -22,17 +23,32 @@ def command_as(uid: int, *, hidden: bool = False) -> list[str]:
         f"--ambient-caps={caps}", f"--bounding-set={caps}", "--",
     ]  # fmt: skip
     if hidden:
-        hide = 'mount -t proc -o hidepid=2 proc /proc && exec "$@"'
-        prefix = ["unshare", "--mount", "sh", "-c", hide, "sh", *prefix]
+        prefix = [*mounting("-t proc -o hidepid=2 proc /proc"), *prefix]
     return prefix
 
 
-def _tools() -> None:
+def mounting(what: str) -> list[str]:
+    """What to put before a command so that it sees this mount, and nobody else does."""
+    servers.require(_own_mounts)
+    return ["unshare", "--mount", "sh", "-c", f'mount {what} && exec "$@"', "sh"]
+
+
+def be_root() -> None:
     if os.geteuid() != 0:
-        raise servers.Missing("other users can be had by root only")
-    for tool in ("setpriv", "unshare"):
-        if shutil.which(tool) is None:
-            raise servers.Missing(f"{tool} is missing: apt-get install util-linux")
+        raise servers.Missing("other users, and mounts of one's own, can be had by root only")
+
+
+def _other_users() -> None:
+    be_root()
+    if shutil.which("setpriv") is None:
+        raise servers.Missing("setpriv is missing: apt-get install util-linux")
+
+
+def _own_mounts() -> None:
+    be_root()
+    probe = ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    if shutil.which("unshare") is None or subprocess.run(probe, check=False).returncode:
+        raise servers.Missing("this root may not mount (a container without CAP_SYS_ADMIN?)")
 
 
 def open_to_all(folder: Path) -> None:

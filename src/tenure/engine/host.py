@@ -81,6 +81,8 @@ def is_gone(worker: WorkerInfo) -> bool:
         return True
     except PermissionError:
         pass  # it lives, under another user
+    except OverflowError:
+        return False  # no pid of any machine: somebody has written to our tables
     found = _stat(worker.pid)
     if found is None:
         return False
