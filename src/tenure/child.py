@@ -18,6 +18,8 @@ import traceback
 from contextlib import suppress
 from dataclasses import replace
 
+from tenure.app import sqlite_path
+from tenure.config import Settings
 from tenure.engine.board import inherited_board
 from tenure.engine.child import hello_of, serve
 from tenure.engine.copies import ignore_signals
@@ -57,10 +59,8 @@ def main() -> None:
         sock.sendall(frame(hello))
     except OSError:
         raise SystemExit(1) from None  # our supervisor is gone already
-    # What the app asks for is for all its children together; who runs a single job has one.
-    sharing = int(processes) or app.settings.processes
-    share = 1 if solo == "1" else max(1, app.settings.connections // sharing)
-    app.settings = replace(app.settings, connections=share)
+    sharing = None if solo == "1" else int(processes) or app.settings.processes
+    app.settings = _for_a_child(app.settings, sharing)
     try:
         code = 0 if serve(app, sock, board, int(concurrency) or None) else 1
     except BaseException:
@@ -70,6 +70,16 @@ def main() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)  # threads that handlers have left behind are not waited for
+
+
+def _for_a_child(settings: Settings, sharing: int | None) -> Settings:
+    """What the app asks for is for all its children together; who runs a single job has one
+    connection. And whatever directory a handler goes to, the file stays the same."""
+    share = 1 if sharing is None else max(1, settings.connections // sharing)
+    url = settings.url
+    if url.startswith("sqlite:"):
+        url = f"sqlite:///{os.path.abspath(sqlite_path(url))}"
+    return replace(settings, connections=share, url=url)
 
 
 if __name__ == "__main__":

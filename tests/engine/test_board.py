@@ -140,14 +140,6 @@ def test_what_had_started_in_a_dead_worker(temporary: Path) -> None:
     assert board.started_in(WORKER) is None
 
 
-def test_a_child_that_gave_itself_up_blames_nobody(made: Board) -> None:
-    made.assign(0, new_id())
-    made.start(0, 5.0)
-    made.leave()
-
-    assert board.started_in(WORKER) == frozenset()
-
-
 def test_boards_that_nobody_finds_make_the_others_incomplete(made: Board) -> None:
     made.pulse(1.0, 2.0, partial=True)
 

@@ -259,13 +259,12 @@ def read_board(path: str) -> Reading | None:
         os.close(handle)
     if not HEADER <= len(content) <= LARGEST or not content.startswith(MAGIC):
         return None
-    *_, pid, _halted, left, partial = _HEADER.unpack_from(content)
+    *_, pid, _halted, _left, partial = _HEADER.unpack_from(content)
     running: set[str] = set()
-    if not left:  # or it gave everything up by itself, and no job is to blame
-        for offset in range(HEADER, len(content) - SLOT + 1, SLOT):
-            name, start = _SLOT.unpack_from(content, offset)
-            if start > 0:
-                _add_id(running, name)
+    for offset in range(HEADER, len(content) - SLOT + 1, SLOT):
+        name, start = _SLOT.unpack_from(content, offset)
+        if start > 0:
+            _add_id(running, name)
     return Reading(pid, frozenset(running), bool(partial))
 
 

@@ -105,10 +105,15 @@ class Child:
         return True
 
     def bury(self) -> list[tuple[ClaimedJob, bool]]:
-        """It is gone: what it held, and whether that had started. It gets nothing any more."""
+        """It is gone: what it held, and whether that had started. It gets nothing any more.
+
+        A job that has ended here, and was not heard of, counts as started where no other runs: it
+        may have left behind what ended the process (closed handles, a stopped loop)."""
         with self._lock:
             self.gone = True
-            held = [(job, self.board.started(slot) > 0) for job, slot in self.holds.values()]
+            marks = [(job, self.board.started(slot)) for job, slot in self.holds.values()]
+            blamed = any(mark > 0 for _job, mark in marks)
+            held = [(job, mark > 0 or (mark < 0 and not blamed)) for job, mark in marks]
             self.useful = self.useful or any(started for _job, started in held)
             self.holds = {}
         return held
