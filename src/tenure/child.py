@@ -55,18 +55,15 @@ def main() -> None:
         sock.sendall(frame(Refused(f"{type(error).__name__}: {error}")))
         sock.close()
         raise SystemExit(1) from None
-    try:
-        sock.sendall(frame(hello))
-    except OSError:
-        raise SystemExit(1) from None  # our supervisor is gone already
     sharing = None if solo == "1" else int(processes) or app.settings.processes
     app.settings = _for_a_child(app.settings, sharing)
     try:
-        code = 0 if serve(app, sock, board, int(concurrency) or None) else 1
+        code = 0 if serve(app, sock, board, int(concurrency) or None, hello) else 1
     except BaseException:
-        traceback.print_exc()
         code = 1
-    with suppress(ValueError, OSError):  # a handler may have closed them
+        with suppress(Exception):
+            traceback.print_exc()
+    with suppress(Exception):  # a handler may have closed them
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)  # threads that handlers have left behind are not waited for

@@ -55,7 +55,7 @@ def test_one_that_ends_its_process_is_poison(
     shop = workshop(with_task(kind, body))
     worker = shop.worker(concurrency=10)
     rude = shop.jobs.rude.enqueue()
-    shop.wait_said("rude")
+    eventually(lambda: shop.job(rude.id).crashes, what="the first charge")
     jobs = [shop.jobs.quick.job(n) for n in range(20)]
     jobs += [shop.jobs.stepping.job(n) for n in range(5)]
     shop.app.enqueue_many(jobs)

@@ -41,6 +41,7 @@ if sys.platform != "win32":
 MAGIC = b"tenure-1"
 _HEADER = struct.Struct("8s3dqBBB")
 HEADER, SLOT = 64, 40
+START = HEADER + 32  # of the first slot
 LARGEST = 16 << 20  # of what is read as a board; ours have half a megabyte
 BEAT, PULSE, PID, HALTED, LEFT, PARTIAL = 8, 16, 32, 40, 41, 42
 _SLOT = struct.Struct("26s6xd")
@@ -73,7 +74,7 @@ class Board:
 
     def started(self, slot: int) -> float:
         """When the job in this slot began to run; 0 when it has not, -1 when it has ended."""
-        (when,) = _TIME.unpack_from(self._memory, HEADER + slot * SLOT + 32)
+        (when,) = _TIME.unpack_from(self._memory, START + slot * SLOT)
         return float(when)
 
     def last_beat(self) -> float:
@@ -116,11 +117,11 @@ class Board:
     # -- the child's side ---------------------------------------------------------------------
     def start(self, slot: int, now: float) -> bool:
         """Mark a job as started; False when it must not be run after all."""
-        _TIME.pack_into(self._memory, HEADER + slot * SLOT + 32, now)
+        _TIME.pack_into(self._memory, START + slot * SLOT, now)
         return not self._memory[HALTED]
 
     def end(self, slot: int) -> None:
-        _TIME.pack_into(self._memory, HEADER + slot * SLOT + 32, -1.0)
+        _TIME.pack_into(self._memory, START + slot * SLOT, -1.0)
 
     def beat(self, now: float) -> None:
         _TIME.pack_into(self._memory, BEAT, now)

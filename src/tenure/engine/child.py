@@ -162,7 +162,9 @@ class _Link(asyncio.Protocol):
         self.ended.set()
 
 
-async def _serve(sock: socket.socket, app: Any, board: Board, concurrency: int) -> bool:
+async def _serve(
+    sock: socket.socket, app: Any, board: Board, concurrency: int, hello: Hello
+) -> bool:
     loop = asyncio.get_running_loop()
     link = _Link(lambda send: Executor(Desk(app), board, concurrency, send))
     keep_copies_apart(link.executor, board, loop, [sock.fileno()])
@@ -178,8 +180,15 @@ async def _serve(sock: socket.socket, app: Any, board: Board, concurrency: int) 
         with suppress(RuntimeError):  # it is closing
             loop.call_soon_threadsafe(give_up)
 
-    vigil = Vigil(board, app.settings.lease_seconds, tell, lambda: os._exit(ORPHANED))
-    await _start_thread(vigil.run)
+    def end() -> None:
+        board.leave()
+        os._exit(ORPHANED)
+
+    await _start_thread(Vigil(board, app.settings.lease_seconds, tell, end).run)
+    try:
+        sock.sendall(frame(hello))
+    except OSError:
+        return False  # our supervisor is gone already
     await loop.connect_accepted_socket(lambda: link, sock)
     await link.ended.wait()
     return not link.garbled
@@ -198,16 +207,19 @@ async def _start_thread(work: Callable[[], None]) -> None:
             pause = min(pause * 2, 5.0)
 
 
-def serve(app: Any, sock: socket.socket, board: Board, concurrency: int | None) -> bool:
-    """Run what comes through the pipe until it ends; False when it could not be read. Not
-    asyncio.run: it would wait for threads, and some may be inside handlers that were given up."""
+def serve(
+    app: Any, sock: socket.socket, board: Board, concurrency: int | None, hello: Hello
+) -> bool:
+    """Say hello and run what comes through the pipe until it ends; False when it could not be
+    read. Not asyncio.run: it would wait for threads, and some may be inside handlers that were
+    given up."""
     gc.freeze()  # what was imported stays: no collection need walk it again
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     at_once = concurrency or app.settings.concurrency
     process = os.getpid()
     try:
-        return loop.run_until_complete(_serve(sock, app, board, at_once))
+        return loop.run_until_complete(_serve(sock, app, board, at_once, hello))
     finally:
         if os.getpid() != process:
             end_copy(None)  # it has awaited, and its loop is empty

@@ -34,17 +34,17 @@ class Copied(Protocol):
 def keep_copies_apart(
     owner: Copied, board: Board, loop: AbstractEventLoop, handles: Iterable[int] = ()
 ) -> None:
-    """From now on. Hooks of a fork cannot be taken back, so they hold nothing that ends earlier."""
+    """From now on. A hook cannot be taken back, so it keeps nothing alive."""
     if not hasattr(os, "register_at_fork"):
         return  # Windows has no fork
-    known = weakref.ref(owner)
+    its_owner, its_board, its_loop = weakref.ref(owner), weakref.ref(board), weakref.ref(loop)
     named = [*handles]
 
     def in_copy() -> None:
-        me = known()
-        if me is None:
+        owner, board, loop = its_owner(), its_board(), its_loop()
+        if owner is None or board is None or loop is None:
             return
-        me.copied = True
+        owner.copied = True
         board.disown()
         if hasattr(loop, "_ready"):  # asyncio has no public name for what is to run next
             loop._ready = _Nothing(loop._ready)

@@ -244,6 +244,17 @@ def _name(number: int) -> str:
         return f"signal {number}"
 
 
+def excuse(board: Board) -> bool:
+    """Say so where others cannot find it."""
+    if board.path is None:
+        log.warning(
+            "no file for a board (%s): should this worker die, whoever rescues its jobs cannot "
+            "tell which had started, and charges all of them",
+            board.excuse,
+        )
+    return board.path is None
+
+
 class Crew:
     """Starts children of one app. Always from one long-lived thread: on Linux a child dies with
     the thread that started it."""
@@ -272,13 +283,8 @@ class Crew:
             except (OSError, RuntimeError) as error:  # RuntimeError: "can't start new thread"
                 raise CannotStart(str(error)) from error
             undo.pop_all()
-        if child.board.path is None and not self._excused:
-            self._excused = True
-            log.warning(
-                "no file for a board (%s): should this worker die, whoever rescues its jobs cannot "
-                "tell which had started, and charges all of them",
-                child.board.excuse,
-            )
+        if not self._excused:
+            self._excused = excuse(child.board)
         return child
 
     def _start(self, concurrency: int | None, solo: bool, undo: ExitStack) -> Child:

@@ -18,7 +18,7 @@ import msgspec
 from tenure.engine.board import make_board
 from tenure.engine.child import hello_of
 from tenure.engine.copies import end_copy, keep_copies_apart
-from tenure.engine.crew import SLOTS, Child
+from tenure.engine.crew import SLOTS, Child, excuse
 from tenure.engine.desk import Desk, Employer
 from tenure.engine.executor import Executor
 from tenure.engine.plan import Plan, Summary, parse_queues
@@ -106,7 +106,9 @@ def _supervisor(
     # No processes to give here: a task that asks for one runs in a thread.
     supervisor.learn(msgspec.structs.replace(hello_of(app), alone=[]))
     supervisor.enlist()
-    child = Child(1, make_board(supervisor.worker_id, 1, SLOTS), plan.concurrency, solo=False)
+    board = make_board(supervisor.worker_id, 1, SLOTS)
+    excuse(board)
+    child = Child(1, board, plan.concurrency, solo=False)
     child.channel = _Local(app, child, lambda report: supervisor.on_message(child, report))
     child.greeted()
     return supervisor, child, wakeup

@@ -130,8 +130,10 @@ class Executor:
             if task is None:
                 gone = outcome.Released("its type is not known here", delay=10.0)
                 self._finish_unstarted(assignment, gone)
-            elif task.signature.is_async or self._threads.reserve():
-                self._start(JobRun(assignment, task, self._desk))
+                continue
+            is_async = task.signature.is_async
+            if is_async or self._threads.reserve():
+                self._start(JobRun(assignment, task, self._desk), is_async)
             else:
                 threadless.append(assignment)
         if threadless:
@@ -147,10 +149,9 @@ class Executor:
         self._threadless = False
         self._start_next()
 
-    def _start(self, run: JobRun) -> None:
+    def _start(self, run: JobRun, is_async: bool) -> None:
         run.begun = time.monotonic()
         run.deadline = run.begun + run.job.timeout_ms / 1000
-        is_async = run.task.signature.is_async
         if not self._board.start(run.slot, run.begun):
             # We did not answer for so long that what had not started was taken back: this too.
             if not is_async:
