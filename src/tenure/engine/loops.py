@@ -74,3 +74,5 @@ class Loops:
                 return
             except BaseException as error:
                 self.failed(name, error)
+                if self.over.is_set():
+                    return  # nobody waits any more: it would fail again and again

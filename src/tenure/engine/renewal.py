@@ -1,4 +1,7 @@
-"""The lease: one row per worker, renewed on time, and what the store thinks that worker holds."""
+"""The lease: one row per worker, renewed on time, and what the store thinks that worker holds.
+
+And the pulse: a worker's children know that its lease is cared for.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from tenure.store import Store
 
 log = logging.getLogger("tenure.worker")
 RETRY_SECONDS = 1.0
+PULSE_SECONDS = 0.25
+TOUCH_SECONDS = 60.0  # so often the boards' files are said to be in use
 
 
 class Renewal:
@@ -69,6 +74,22 @@ class Renewal:
             self._on_renewed(began)
             self.pass_on(renewal.cancels)
             self._give_back_unknown(renewal.leases)
+
+    def run_pulse(self, over: threading.Event) -> None:
+        """Not part of another loop, which a store, a blocked log or a slow start of a process may
+        hold up: this says no more than that we run. Children that miss it end before our lease."""
+        every = min(PULSE_SECONDS, self._lease / 24)
+        touched = time.monotonic()
+        while not over.wait(every):
+            now = time.monotonic()
+            boards = [child.board for child in self._roster.children]
+            partial = any(board.path is None for board in boards)
+            for board in boards:
+                board.pulse(now, self.until, partial=partial)
+            if now - touched > TOUCH_SECONDS:
+                touched = now
+                for board in boards:
+                    board.touch()
 
     def pass_on(self, cancels: Mapping[str, str]) -> None:
         """Cancel requests, each once; one whose job no child has yet comes again."""

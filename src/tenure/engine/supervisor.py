@@ -9,7 +9,7 @@ lock. Five threads, each one loop (six where the store can finish and claim at o
              sleep until a hint or a poke                                       -> pump.py
     renewal  prove this worker alive, learn what the store thinks it holds      -> renewal.py
     janitor  rescue the jobs of dead workers, retention                         -> janitor.py
-    pulse    tell the children that this process is not standing still
+    pulse    tell the children that this process does not stand still           -> renewal.py
 
 `loops.py` keeps them going. An embedded worker is the same object with one child that is not a
 process.
@@ -47,8 +47,6 @@ LOOK_EVERY = 1.0
 BUSY_LOOK_EVERY = 0.25  # time-outs are looked at this often while anything runs
 RESTART_PAUSE = 1.0  # a child that dies before it ended or began any job is not restarted at once
 LONGEST_PAUSE = 30.0  # between two tries, while the system has no process to give
-PULSE_SECONDS = 0.25
-TOUCH_SECONDS = 60.0  # so often the boards' files are said to be in use
 
 
 class Starter(Protocol):
@@ -93,7 +91,7 @@ class Supervisor:
             "pump": self._pump.run,
             "renewal": self._renewal.run,
             "janitor": self._tidy,
-            "pulse": self._pulse,
+            "pulse": self._renewal.run_pulse,
         }
         if store.parallel:
             loops["finishes"] = self._pump.run_finishes
@@ -186,8 +184,7 @@ class Supervisor:
         for child in self._roster.children:
             child.hang_up_if_dead()
         self._watch.look()
-        if time.monotonic() >= self._not_before:
-            self._man()
+        self._man()
         self._run_alone()
         if self._stopping and time.monotonic() >= self._stop_by:
             self._give_up_waiting()
@@ -377,22 +374,6 @@ class Supervisor:
                 log.debug("upkeep postponed: %s", error)
             if over.wait(LOOK_EVERY):
                 return
-
-    def _pulse(self, over: threading.Event) -> None:
-        """Not the crew's loop, which a blocked log or a slow start of a process may hold up: this
-        says no more than that we run. Children that miss it end before our lease does."""
-        every = min(PULSE_SECONDS, self._settings.lease_seconds / 24)
-        touched = time.monotonic()
-        while not over.wait(every):
-            now = time.monotonic()
-            boards = [child.board for child in self._roster.children]
-            partial = any(board.path is None for board in boards)
-            for board in boards:
-                board.pulse(now, self._renewal.until, partial=partial)
-            if now - touched > TOUCH_SECONDS:
-                touched = now
-                for board in boards:
-                    board.touch()
 
     def summary(self) -> Summary:
         counts = self._pump.finisher.counts
