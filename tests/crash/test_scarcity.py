@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -14,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import servers
-from places import only
+from places import SqlitePlace, only
 
-from .harness import Workshop, eventually
+from .harness import Workshop, environment, eventually
 from .strangers import ANN, be_root, command_as, mounting, open_to_all
 
 WORK = """
@@ -29,6 +30,14 @@ WORK = """
     async def quick(n: int) -> int:
         say("quick", n)
         return n
+
+    @app.task
+    async def asks(ctx: tenure.Context) -> str:
+        async def answer() -> str:
+            return "answered"
+
+        say("asks")
+        return await ctx.step("one", answer)  # the store is asked in a thread
 
     @app.task
     async def hold() -> None:
@@ -93,18 +102,65 @@ def test_no_thread_and_no_process_to_be_had(workshop: Callable[..., Workshop], u
         eventually(lambda: "no thread for a job" in worker.log, what="a line about threads")
         assert shop.app.result(shop.jobs.quick.enqueue(1).id, timeout=10) == 1
         assert shop.count("threaded") == 0
+        asks = shop.jobs.asks.enqueue()
+        shop.wait_said("asks")
+    assert shop.app.result(asks.id, timeout=30) == "answered"
+    assert shop.job(asks.id).attempts == 1
+    shop.wait_for("completed", 8, within=30)
+    with crowd(uid, shop.folder):
         (child,) = worker.children()
         os.kill(child, signal.SIGKILL)
         eventually(lambda: "no process can be started" in worker.log, what="a line about processes")
         assert worker.alive
+    assert shop.app.result(shop.jobs.threaded.enqueue(5).id, timeout=60) == 5
 
-    shop.wait_for("completed", 7, within=60)
     for receipt in waiting:
         job = shop.job(receipt.id)
         assert (job.attempts, job.crashes) == (1, 0)
-    assert [shop.count("threaded", n) for n in range(5)] == [1] * 5
+    assert [shop.count("threaded", n) for n in range(6)] == [1] * 6
     assert shop.row_of(worker).meta.get("failures") is None
-    assert worker.stop()["completed"] == 7
+    assert worker.stop()["completed"] == 9
+
+
+@only("sqlite", "a server has no gate")
+def test_the_gate_without_a_thread_to_wait_in(
+    workshop: Callable[..., Workshop], place: SqlitePlace, uid: int
+) -> None:
+    shop = workshop(WORK, busy_timeout=1.0)
+    open_to_all(shop.folder)
+    program = textwrap.dedent("""
+        import os, jobs, tenure
+        jobs.quick.enqueue(0)
+        before = len(os.listdir("/proc/self/fd"))
+        print("ready", flush=True)
+        input()
+        for _ in range(2):
+            try:
+                jobs.quick.enqueue(1)
+            except tenure.StoreBusy as error:
+                print("busy", flush=True)
+        jobs.quick.enqueue(2)
+        print(len(os.listdir("/proc/self/fd")) - before, flush=True)
+    """)
+    gate = os.open(f"{place.path}-tenure.lock", os.O_RDWR)
+    with subprocess.Popen(
+        [*limited(uid, 1), sys.executable, "-c", program],
+        cwd=shop.folder,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as alone:
+        assert alone.stdin is not None
+        assert alone.stdout is not None
+        assert alone.stdout.readline() == "ready\n"
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        alone.stdin.write("go\n")
+        alone.stdin.flush()
+        assert [alone.stdout.readline() for _ in range(2)] == ["busy\n"] * 2
+        os.close(gate)  # it waits again, and gets in
+        assert alone.stdout.readline() == "0\n"  # no handle was left behind
+    assert shop.statuses() == {"queued": 2}
 
 
 def test_a_worker_that_starts_in_a_crowd(workshop: Callable[..., Workshop], uid: int) -> None:

@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import pytest
+
 import tenure
 from crash.harness import eventually
 
@@ -63,6 +65,38 @@ def test_what_has_not_started_goes_back(make_app: Callable[..., tenure.App]) -> 
 
     assert sorted(ran) == sorted([f"{n} second" for n in range(11)] + ["11 first"])
     assert all(first.get(id).attempts == 1 for id in ids)
+
+
+def test_a_loop_that_stands_still_twice_with_nothing_to_do(
+    app: tenure.App, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked, go = threading.Event(), threading.Event()
+
+    @app.task
+    async def leaks() -> None:
+        def block() -> None:
+            blocked.set()
+            go.wait(60)
+
+        asyncio.get_running_loop().call_later(0.1, block)
+
+    @app.task
+    async def quick(n: int) -> int:
+        return n
+
+    with app.worker():
+        for turn in (1, 2):
+            blocked.clear()
+            go.clear()
+            app.result(leaks.enqueue().id, timeout=10)
+            assert blocked.wait(10)
+            said = f"{turn} times"
+            eventually(lambda n=turn: caplog.text.count("does not answer") == n, what=said)
+            waits = quick.enqueue(turn)
+            go.set()
+            assert app.result(waits.id, timeout=10) == turn
+            ids = [r.id for r in app.enqueue_many([quick.job(n) for n in range(200)])]
+            assert [app.result(id, timeout=10) for id in ids] == list(range(200))
 
 
 def test_a_handler_of_an_embedded_worker_forks(app: tenure.App) -> None:

@@ -57,6 +57,7 @@ class Child:
         self.beat = 0.0  # the last we saw of its loop
         self.heard = self.begun  # when that was new to us
         self.halted: float | None = None  # since when it starts nothing: its loop stands still
+        self.settled = False  # and what it had not started was taken back
         self.withdrawn: set[tuple[str, int]] = set()  # runs that were taken back from it unstarted
         self.killed: str | None = None  # why we killed it
         self.gone = False
@@ -121,12 +122,13 @@ class Child:
     def halt(self, now: float) -> None:
         """Its loop stands still: let it start nothing, and give it nothing."""
         with self._lock:
-            self.halted = now
+            self.halted, self.settled = now, False
             self.board.halt()
 
     def withdraw(self) -> list[ClaimedJob]:
         """What it has not started, a moment after `halt`, and will not run any more."""
         with self._lock:
+            self.settled = True
             back = [job for job, slot in self.holds.values() if not self.board.started(slot)]
             for job in back:
                 del self.holds[job.id]

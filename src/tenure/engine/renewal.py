@@ -79,6 +79,8 @@ class Renewal:
         """Not part of another loop, which a store, a blocked log or a slow start of a process may
         hold up: this says no more than that we run. Children that miss it end before our lease."""
         every = min(PULSE_SECONDS, self._lease / 24)
+        if self._roster.embedded is not None:
+            every = TOUCH_SECONDS  # it shares our fate: nobody looks at this
         touched = time.monotonic()
         while not over.wait(every):
             now = time.monotonic()

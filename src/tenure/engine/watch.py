@@ -112,12 +112,13 @@ class Watch:
         if child.halted is None:
             if silent:
                 self._halt(child, now)
-        elif now - child.halted > SETTLE_SECONDS:
-            self._take_back(child)
-            if child.process is None:
-                self._resume(child)
-            elif silent and not child.busy(now):
-                child.kill("its process did not answer")
+        elif not child.settled:
+            if now - child.halted > SETTLE_SECONDS:
+                self._take_back(child)
+        elif child.process is None:
+            self._resume(child)
+        elif silent and not child.busy(now):
+            child.kill("its process did not answer")
 
     def _halt(self, child: Child, now: float) -> None:
         log.warning("child %s does not answer: what it has not started goes back", child.pid)
@@ -126,11 +127,10 @@ class Watch:
             child.stop()  # should its loop come back, it ends what it runs and leaves
 
     def _take_back(self, child: Child) -> None:
-        jobs = child.withdraw()
-        for job in jobs:
+        for job in child.withdraw():
             self._end(job, NO_ANSWER)
-        if jobs and child.process is None:
-            child.send(Forget())
+        if child.process is None:
+            child.send(Forget())  # once: what it is given later it must not forget
 
     def _resume(self, child: Child) -> None:
         """An embedded worker has no other loop: it works on when this one has forgotten what was
