@@ -1,9 +1,10 @@
 """A child process: imports the app, says hello, runs what the supervisor hands it.
 
-    python -m tenure.child SOCKET APP BOARD SLOTS CONCURRENCY
+    python -m tenure.child SOCKET APP BOARD CONCURRENCY PROCESSES SOLO
 
-The end of the pipe ends it, and on Linux the kernel kills it with its supervisor, so no handler
-outlives the lease it runs under.
+SOCKET and BOARD are inherited handles; CONCURRENCY and PROCESSES may be 0: as the app's settings
+say. The end of the pipe ends it, and on Linux the kernel kills it with its supervisor, so no
+handler outlives the lease it runs under.
 """
 
 from __future__ import annotations
@@ -14,9 +15,14 @@ import signal
 import socket
 import sys
 import traceback
+from contextlib import suppress
+from dataclasses import replace
 
-from tenure.engine.board import Board
+from tenure.app import sqlite_path
+from tenure.config import Settings
+from tenure.engine.board import inherited_board
 from tenure.engine.child import hello_of, serve
+from tenure.engine.copies import ignore_signals
 from tenure.engine.wire import Refused, frame
 from tenure.errors import TenureError
 from tenure.loading import load_app
@@ -32,13 +38,11 @@ def _die_with_parent() -> None:
 
 def main() -> None:
     _die_with_parent()
-    handle, spec, board_file, slots, concurrency = sys.argv[1:6]
+    handle, spec, board_handle, concurrency, processes, solo = sys.argv[1:7]
     sock = socket.socket(fileno=int(handle))
     sock.set_inheritable(False)  # a program started by a handler must not keep the pipe open
-    # A terminal's Ctrl-C reaches the whole group: stopping is the supervisor's decision. Not
-    # SIG_IGN: programs a handler starts would inherit that, and could not be terminated.
-    signal.signal(signal.SIGINT, lambda *_: None)
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    board = inherited_board(int(board_handle))
+    ignore_signals()
     try:
         app = load_app(spec)
         configure_logging(app.settings.log_level, as_json=app.settings.log_format == "json")
@@ -51,14 +55,28 @@ def main() -> None:
         sock.sendall(frame(Refused(f"{type(error).__name__}: {error}")))
         sock.close()
         raise SystemExit(1) from None
+    sharing = None if solo == "1" else int(processes) or app.settings.processes
+    app.settings = _for_a_child(app.settings, sharing)
     try:
-        sock.sendall(frame(hello))
-    except OSError:
-        raise SystemExit(1) from None  # our supervisor is gone already
-    serve(app, sock, Board(board_file, int(slots), create=False), int(concurrency) or None)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+        code = 0 if serve(app, sock, board, int(concurrency) or None, hello) else 1
+    except BaseException:
+        code = 1
+        with suppress(Exception):
+            traceback.print_exc()
+    with suppress(Exception):  # a handler may have closed them
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)  # threads that handlers have left behind are not waited for
+
+
+def _for_a_child(settings: Settings, sharing: int | None) -> Settings:
+    """What the app asks for is for all its children together; who runs a single job has one
+    connection. And whatever directory a handler goes to, the file stays the same."""
+    share = 1 if sharing is None else max(1, settings.connections // sharing)
+    url = settings.url
+    if url.startswith("sqlite:"):
+        url = f"sqlite:///{os.path.abspath(sqlite_path(url))}"
+    return replace(settings, connections=share, url=url)
 
 
 if __name__ == "__main__":

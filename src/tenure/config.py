@@ -58,6 +58,7 @@ class Settings:
     processes: int = _within(1, 1, 1024)
     queues: str | None = None
     shutdown_timeout: float = _within(30.0, 0, _DAY)
+    start_timeout: float = _within(120.0, 0.1, _DAY)  # until a child has imported the app
     timeout: float = _within(300.0, 0.01, 30 * _DAY)
     crash_limit: int = _within(3, 1, 100)
     loss_limit: int = _within(10, 1, 1000)

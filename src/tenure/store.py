@@ -297,9 +297,16 @@ class Store(Protocol):
         """One bounded pass over waiting jobs whose needs have ended unseen: release or cancel
         them. How many changed."""
 
-    def renew(self, worker: Registration, *, now_ms: int | None = None) -> Renewal | None:
+    def renew(
+        self,
+        worker: Registration,
+        *,
+        meta: Mapping[str, object] | None = None,
+        now_ms: int | None = None,
+    ) -> Renewal | None:
         """Prove the worker alive and read what it holds. None: it was declared dead; whatever
-        it still runs is void. Uses a connection nothing else waits on."""
+        it still runs is void. `meta` takes the place of what its row says about it. Uses a
+        connection nothing else waits on."""
 
     def cancel_requests(self, worker: Registration) -> dict[str, str]:
         """Cancel requests for jobs this worker runs: id -> reason."""

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from tenure.cli.demo_processes import Child, kill_if, under_way
-from tenure.engine.board import Board
+from tenure.engine.board import inherited_board, make_board
+from tenure.ids import new_id
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
@@ -204,16 +205,23 @@ def test_a_kill_that_is_worth_it() -> None:
         assert process.wait(10) == -signal.SIGKILL
 
 
-def test_only_jobs_that_have_begun_are_under_way(tmp_path: Path) -> None:
-    path = str(tmp_path / "board")
-    board = Board(path, 3, create=True)
-    for slot, name in enumerate("abc"):
-        board.assign(slot, name * 26)
+def test_only_jobs_that_have_begun_are_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    made = make_board("host:1:worker", 1, 3)
+    board = inherited_board(made.lend())  # as the child has it
+    ids = [new_id() for _ in range(3)]
+    for slot, id in enumerate(ids):
+        made.assign(slot, id)
     board.start(1, 5.0)
     board.start(2, 5.0)
     board.end(2)
+    us = Child(os.getpid(), alone=False)
 
-    found = under_way([Child(1, path, alone=False), Child(2, str(tmp_path / "gone"), alone=True)])
+    found = under_way([us, Child(2, alone=True)], str(tmp_path))
 
-    board.close()
-    assert found == {"b" * 26}
+    assert found == {ids[1]}
+    assert under_way([Child(2, alone=True)], str(tmp_path)) == set()
+    made.close()
+    assert under_way([us], str(tmp_path)) == set()

@@ -66,7 +66,10 @@ def populated(
     home = tmp_path_factory.mktemp("postgres")
     owner = PostgresCli(home, postgres.url(name))
     ran = owner("migrate", "--grant", role)
-    assert ran.out == f"applied 0001_initial\napplied 0002_promises\ngranted {role} what a worker needs\n", ran.err
+    assert (
+        ran.out
+        == f"applied 0001_initial\napplied 0002_promises\ngranted {role} what a worker needs\n"
+    ), ran.err
     yield name, populate(PostgresCli(home, as_role(postgres.url(name), role)))
     postgres.drop_database(name)
 

@@ -61,7 +61,7 @@ def test_a_worker_that_cannot_start_says_why_and_leaves_nothing(tenure: Cli) -> 
 
     assert (ran.code, ran.out) == (1, "")
     assert "is not an SQLite database" in ran.err and "started: " not in ran.err
-    assert list(boards.iterdir()) == []
+    assert [path for path in boards.rglob("*") if not path.is_dir()] == []
 
 
 def test_url_cannot_split_a_worker_from_its_app(stage: Stage) -> None:

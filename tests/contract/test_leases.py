@@ -86,6 +86,19 @@ def test_renewing_proves_the_worker_alive(store: Store, clock: Clock) -> None:
     assert milliseconds(get(store, job.id).lease_until) == clock() + LEASE_MS
 
 
+def test_a_renewal_may_bring_news_of_its_worker(store: Store) -> None:
+    no, other = worker(store), worker(store)
+    before = worker_row(store, no).meta
+
+    store.renew(no)
+    assert worker_row(store, no).meta == before
+    store.renew(no, meta={"name": "Ünïcode", "failures": 3})
+    assert worker_row(store, no).meta == {"name": "Ünïcode", "failures": 3}
+    store.renew(no)
+    assert worker_row(store, no).meta == {"name": "Ünïcode", "failures": 3}
+    assert worker_row(store, other).meta == before
+
+
 def test_a_renewal_concerns_one_worker(store: Store, clock: Clock) -> None:
     one, two = worker(store), worker(store)
     before = worker_row(store, two)

@@ -15,7 +15,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -102,15 +102,22 @@ class Worker:
     """One `tenure worker`: a supervisor process, and through it its children."""
 
     def __init__(
-        self, folder: Path, number: int, options: dict[str, Any], clock_offset: float
+        self,
+        folder: Path,
+        number: int,
+        options: dict[str, Any],
+        *,
+        program: str,
+        prefix: Sequence[str],
+        variables: Mapping[str, str],
     ) -> None:
         self._log = folder / f"worker-{number}.log"
         self._out = folder / f"worker-{number}.out"
         with self._log.open("wb") as log, self._out.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", START, json.dumps(options)],
+                [*prefix, sys.executable, "-c", program, json.dumps(options)],
                 cwd=folder,
-                env=environment() | {"TEST_CLOCK_OFFSET": str(clock_offset)},
+                env=environment() | variables,
                 stdout=out,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -129,7 +136,7 @@ class Worker:
         return self._log.read_text("utf-8", "replace")
 
     def children(self) -> list[int]:
-        return [pid for pid in children_of(self.pid) if b".board" in command(pid)]
+        return [pid for pid in children_of(self.pid) if b"tenure.child" in command(pid)]
 
     def signal(self, number: int) -> None:
         if self.alive:
@@ -184,9 +191,26 @@ class Workshop:
         self.app: tenure.App = self.jobs.app
         self.app.migrate()
 
-    def worker(self, *, ready: bool = True, clock_offset: float = 0.0, **options: Any) -> Worker:
-        """Start one; wait until the store knows it, unless told otherwise."""
-        worker = Worker(self.folder, len(self.workers) + 1, options, clock_offset)
+    def worker(
+        self,
+        *,
+        ready: bool = True,
+        clock_offset: float = 0.0,
+        program: str = START,
+        prefix: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> Worker:
+        """Start one; wait until the store knows it, unless told otherwise. `program` runs it,
+        `prefix` is a command that becomes it, `variables` are put into its environment."""
+        worker = Worker(
+            self.folder,
+            len(self.workers) + 1,
+            options,
+            program=program,
+            prefix=prefix,
+            variables={"TEST_CLOCK_OFFSET": str(clock_offset)} | dict(variables or {}),
+        )
         self.workers.append(worker)
         if ready:
             eventually(

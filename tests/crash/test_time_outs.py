@@ -121,3 +121,43 @@ def test_a_coroutine_that_swallows_its_cancellation_still_times_out(
 
     assert shop.job(stubborn.id).error_code == "TIMEOUT"
     assert (shop.job(bystander.id).crashes, shop.job(bystander.id).attempts) == (0, 1)
+
+
+def test_a_killed_time_out_follows_the_tasks_own_policy(workshop: Callable[..., Workshop]) -> None:
+    """Whoever could be asked about it died with the process: it was asked before."""
+    shop = workshop(
+        """
+        class Mine:
+            def delay(self, attempt: int) -> float:
+                return 500.0 * attempt
+
+        class Broken:
+            def delay(self, attempt: int) -> float:
+                raise LookupError("no idea")
+
+        for name, retry in {
+            "table": tenure.Retry(attempts=9, backoff=tenure.Steps(2000, 3000)),
+            "mine": tenure.Retry(attempts=9, backoff=Mine()),
+            "broken": tenure.Retry(attempts=9, backoff=Broken()),
+            "never": tenure.Retry(attempts=9, give_up_on=(TimeoutError,)),
+            "last": tenure.Retry(attempts=1, backoff=Mine()),
+        }.items():
+            async def handler() -> None:
+                time.sleep(60)  # the loop cannot even ask it
+
+            app.task(name=name, timeout=0.3, retry=retry)(handler)
+        """
+    )
+    shop.worker(concurrency=1)
+    expected = {"table": 2000, "mine": 500, "broken": 5, "never": None, "last": None}
+    for name, delay in expected.items():
+        receipt = shop.app.tasks[name].enqueue()
+        job = eventually(
+            lambda id=receipt.id: (job := shop.job(id)).error_code == "TIMEOUT" and job,
+            what=f"the time-out of {name}",
+        )
+        assert "killed" in job.error
+        assert job.status == {"never": "failed", "last": "dead_letter"}.get(name, "queued")
+        if delay is not None:
+            waits = (job.scheduled_at - job.updated_at).total_seconds()
+            assert delay <= waits <= delay * 1.1 + 1, name

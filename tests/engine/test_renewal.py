@@ -46,6 +46,8 @@ class Bench:
             self.store,
             0.01,
             self.roster,
+            lease=1.0,
+            news=lambda: None,
             on_renewed=self.renewed,
             on_declared_dead=lambda no: None,
             give_back=self.given.extend,

@@ -6,12 +6,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 import tenure
+from contract.builders import connect
 from crash.harness import Workshop, environment, eventually
 from places import PostgresPlace, only
 from tenure.store import Prune
@@ -290,3 +292,36 @@ def test_a_role_that_may_not_change_tables_can_work(
         place.url = address.geturl()
         place.sql(f"DROP OWNED BY {role}")
         place.sql(f"DROP ROLE {role}")
+
+
+@only("postgres", "a file has no connections to count")
+@pytest.mark.parametrize(("processes", "connections"), [(3, 6), (3, 2)])
+def test_children_share_the_connections_that_were_asked_for(
+    workshop: Callable[..., Workshop], processes: int, connections: int
+) -> None:
+    """Beside the five of the supervisor: what the setting says for all of them together, and at
+    least one each."""
+    shop = workshop(
+        """
+        @app.task
+        def steps(ctx: tenure.Context) -> int:
+            for n in range(10):
+                ctx.step(str(n), lambda: n)
+            return os.getpid()
+        """,
+        connections=connections,
+    )
+    shop.worker(processes=processes, concurrency=16)
+    shop.app.enqueue_many([shop.jobs.steps.job() for _ in range(600)])
+    counted = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+    )
+    ours = len(shop.app.store.database._pool) + len(shop.app.store.database._reserved) + 1  # hints
+    most = 0
+    with closing(connect("postgres", shop.place.url)) as looking_on:
+        while shop.statuses()["completed"] < 600:
+            most = max(most, looking_on.execute(counted).fetchone()[0])
+
+    assert len({job.result for job in shop.app.find(status="completed")}) == processes
+    assert processes < most <= 5 + max(connections, processes) + ours

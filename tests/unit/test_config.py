@@ -41,6 +41,7 @@ def test_defaults():
         "processes": 1,
         "queues": None,
         "shutdown_timeout": 30.0,
+        "start_timeout": 120.0,
         "timeout": 300.0,
         "crash_limit": 3,
         "loss_limit": 10,

@@ -11,11 +11,14 @@ import pytest
 
 from tenure.engine.wire import (
     LARGE,
+    MOST,
     Assignment,
     Cancel,
     Frames,
+    FromChild,
     Hello,
     Pipe,
+    Refused,
     Run,
     Stop,
     ToChild,
@@ -24,8 +27,23 @@ from tenure.engine.wire import (
 from tenure.job import ClaimedJob
 from tenure.store import Registration
 
+HELLO = Hello(1, [], {}, [], {}, {})
 
-@pytest.mark.parametrize("nonsense", [b"\x04\x00\x00\x00\xc1\xc1\xc1\xc1", b"\x01\x00\x00\x00\x2a"])
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"hi\n",  # shorter than any frame, and nothing follows
+        b"it worked\n" * 3,  # read as a length these were 1.8 GB
+        frame(HELLO)[:4] + b"\xff\xff\xff\x7f",  # our mark, and a length of 2 GB
+        frame(HELLO)[:4]
+        + b"\x04\x00\x00\x00\xc1\xc1\xc1\xc1"
+        + frame(HELLO)[-4:],  # no MessagePack
+        frame(HELLO)[:4] + b"\x01\x00\x00\x00\x2a" + frame(HELLO)[-4:],  # no message
+        frame(HELLO)[:9] + b"!" + frame(HELLO)[9:],  # somebody wrote in between
+        frame(HELLO)[:9] + frame(HELLO)[10:] + frame(HELLO),  # or has read from it
+    ],
+)
 def test_what_cannot_be_read_ends_the_child(
     nonsense: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -33,12 +51,13 @@ def test_what_cannot_be_read_ends_the_child(
     ours, theirs = socket.socketpair()
     heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
     with caplog.at_level(logging.ERROR, logger="tenure.worker"), theirs:
-        Pipe(ours, heard.put, lambda: heard.put("its end"))
-        theirs.sendall(frame(Hello(1, [], {}, [], {})) + nonsense)
-        assert isinstance(heard.get(timeout=10), Hello)
+        pipe = Pipe(ours, heard.put, lambda: heard.put("its end"))
+        theirs.sendall(frame(HELLO) + nonsense)
+        assert heard.get(timeout=10) == HELLO
         assert heard.get(timeout=10) == "its end"
         assert theirs.recv(1) == b""  # so that it goes, should it live
     assert "cannot be read" in caplog.text
+    assert pipe.fault is not None
 
 
 def jobs(count: int, payload: str = "{}") -> list[Assignment]:
@@ -70,6 +89,20 @@ def test_what_is_sent_arrives_whole_and_in_order() -> None:
             received += frames.feed(theirs.recv(1 << 16))
         pipe.close()
     assert received == [*sent, Stop()]
+
+
+@pytest.mark.parametrize("size", [MOST - 1, MOST, MOST + 1, 5 * MOST])
+def test_a_message_of_any_size_is_frames_of_a_megabyte(size: int) -> None:
+    """A result, or what a handler enqueued, may be as large as the settings allow."""
+    message = Refused("x" * size)
+    sent = frame(message) + frame(HELLO)
+    frames, received, longest = Frames(FromChild), [], 0
+    for start in range(0, len(sent), 100_001):
+        received += frames.feed(sent[start : start + 100_001])
+        longest = max(longest, len(frames._buffer))
+
+    assert received == [message, HELLO]
+    assert longest <= MOST + 100_001 + 12
 
 
 def test_a_batch_that_cannot_be_said_ends_the_child(caplog: pytest.LogCaptureFixture) -> None:

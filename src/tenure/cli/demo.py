@@ -251,7 +251,9 @@ class Demo:
 
         def find() -> Target | None:
             shared = [child for child in children_of(worker.pid) if not child.alone]
-            return Target(shared[0].pid, under_way(shared[:1])) if shared else None
+            if not shared:
+                return None
+            return Target(shared[0].pid, under_way(shared[:1], self.directory))
 
         back = self._kill("child", "it runs the handlers", find)
         self._panel.tell(f"its supervisor started a new child and {back}")
@@ -260,7 +262,7 @@ class Demo:
         worker = self._running_worker()
 
         def find() -> Target:
-            return Target(worker.pid, under_way(children_of(worker.pid)))
+            return Target(worker.pid, under_way(children_of(worker.pid), self.directory))
 
         back = self._kill("worker", "supervisor and all", find, worker)
         self._panel.tell(f"it saw that worker {worker.pid} is gone and {back}")

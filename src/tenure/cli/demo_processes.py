@@ -18,7 +18,6 @@ class Child(NamedTuple):
     """A process in which handlers run."""
 
     pid: int
-    board: str  # the file in which it says what it runs
     alone: bool  # it was started for a single job
 
 
@@ -50,26 +49,20 @@ def stopped_politely() -> Iterator[None]:
 def children_of(worker: int) -> list[Child]:
     """Those that live: a process that has ended, and is not buried yet, has no command line."""
     return [
-        Child(pid, command[command.index(SPEC) + 1], command[-1] == "1")
+        Child(pid, command[-1] == "1")
         for pid, parent, command in processes()
         if parent == worker and SPEC in command[:-1]
     ]
 
 
-def under_way(children: Iterable[Child]) -> set[str]:
+def under_way(children: Iterable[Child], directory: str) -> set[str]:
     """The jobs whose handlers run in them at this moment, by the children's own word. The audit
     trail cannot tell: to it a job runs from its claim on, also while it waits for a process."""
-    from tenure.engine.board import SLOT, Board  # only a demo needs it, not every command
+    from tenure.engine.board import boards_of, read_board  # only a demo needs it
 
-    jobs: set[str] = set()
-    for child in children:
-        try:
-            board = Board(child.board, os.path.getsize(child.board) // SLOT, create=False)
-        except (OSError, ValueError):
-            continue  # it has ended meanwhile
-        jobs |= board.running()
-        board.close()
-    return jobs
+    pids = {child.pid for child in children}
+    found = [read_board(path) for path in boards_of(temporary=directory)]
+    return {job for each in found if each is not None and each.pid in pids for job in each.running}
 
 
 def kill_if(pid: int, worth_it: Callable[[int], bool]) -> bool:

@@ -95,6 +95,7 @@ def _general(app: App, named: bool) -> list[Finding]:
         *(_finding("settings", "warning", line) for line in app.settings.warnings()),
         _hints(app),
         _live_workers(live, queues),
+        *_failing_workers(live),
         *_lost_workers(workers, now),
         *_unserved(live, queues),
         *_paused(queues),
@@ -150,6 +151,21 @@ def _live_workers(live: Sequence[WorkerInfo], queues: Sequence[QueueInfo]) -> Fi
         text = f"no live worker, and {output.count(ready, 'job')} due"
         return _finding("workers", "problem", text, remedy)
     return _finding("workers", "warning", "no live worker", remedy)
+
+
+def _failing_workers(live: Sequence[WorkerInfo]) -> list[Finding]:
+    """A worker goes on when a thread of its fails: that would be seen in its log only."""
+    return [
+        _finding(
+            "workers",
+            "warning",
+            f"worker {worker.id} has had {output.count(worker.meta['failures'], 'internal error')}"
+            f", the last one {worker.meta.get('last_failure')}; it goes on",
+            "its log has the tracebacks: please report them; a restart sets the count to zero",
+        )
+        for worker in live
+        if worker.meta.get("failures")
+    ]
 
 
 def _lost_workers(workers: Sequence[WorkerInfo], now: datetime.datetime) -> list[Finding]:

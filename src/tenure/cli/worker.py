@@ -10,6 +10,7 @@ import argparse
 import os
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from tenure.cli import output, target
@@ -174,8 +175,9 @@ class Progress:
         if self._line.on:
             run = threading.Thread(target=self._run, args=(store,), name="tenure-progress")
             run.daemon = True
-            self._thread = run
-            run.start()
+            with suppress(RuntimeError):  # no thread to be had: it does without
+                run.start()
+                self._thread = run
 
     def stop(self) -> None:
         self._over.set()

@@ -20,6 +20,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PAGE = 100
+THREADLESS_SECONDS = 0.2  # between two tries, while the system has no thread to give
+
+
+class _Work:
+    """A call for a pool of threads, which the pool may still find after it has refused it."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self.wanted = True
+
+    def __call__(self) -> Any:
+        return self._call() if self.wanted else None
 
 
 class Client:
@@ -99,8 +111,20 @@ class Client:
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(4, thread_name_prefix="tenure")
-        work = functools.partial(contextvars.copy_context().run, call, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+            pool = self._pool
+        loop = asyncio.get_running_loop()
+        while True:
+            work = _Work(functools.partial(contextvars.copy_context().run, call, *args, **kwargs))
+            try:
+                done = loop.run_in_executor(pool, work)
+            except RuntimeError as error:
+                work.wanted = False  # it may be in the pool's queue all the same
+                if "start new thread" not in str(error):
+                    raise  # the pool was closed meanwhile
+                await asyncio.sleep(THREADLESS_SECONDS)
+                continue
+            result: T = await done
+            return result
 
     def close(self) -> None:
         if self._pool is not None:

@@ -15,14 +15,15 @@ from typing import Protocol
 
 import msgspec
 
-from tenure.engine.board import Board, board_path
+from tenure.engine.board import make_board
 from tenure.engine.child import hello_of
-from tenure.engine.crew import SLOTS, Child
+from tenure.engine.copies import end_copy, keep_copies_apart
+from tenure.engine.crew import SLOTS, Child, excuse
 from tenure.engine.desk import Desk, Employer
 from tenure.engine.executor import Executor
 from tenure.engine.plan import Plan, Summary, parse_queues
 from tenure.engine.supervisor import Supervisor
-from tenure.engine.wire import Cancel, Report, Run, Stop, ToChild
+from tenure.engine.wire import Cancel, Forget, Report, Run, Stop, ToChild
 from tenure.store import Store
 from tenure.wakeup import Wakeup
 
@@ -39,6 +40,8 @@ class Embeddable(Employer, Protocol):
 class _Local:
     """The pipe that is not one: orders go to the loop, reports come straight back."""
 
+    fault: str | None = None
+
     def __init__(
         self,
         app: Embeddable,
@@ -47,6 +50,8 @@ class _Local:
     ) -> None:
         self._loop = asyncio.new_event_loop()
         self._executor = Executor(Desk(app), child.board, child.concurrency, report)
+        keep_copies_apart(self._executor, child.board, self._loop)
+        self._loop.call_soon(self._executor.begin)
         self._thread = threading.Thread(target=self._serve, name="tenure-executor", daemon=True)
         self._thread.start()
 
@@ -56,6 +61,8 @@ class _Local:
                 self._loop.call_soon_threadsafe(self._executor.assign, message)
             case Cancel():
                 self._loop.call_soon_threadsafe(self._executor.cancel, message)
+            case Forget():
+                self._loop.call_soon_threadsafe(self._executor.forget)
             case Stop():
                 self._loop.call_soon_threadsafe(self._executor.stop)
 
@@ -68,7 +75,11 @@ class _Local:
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        try:
+            self._loop.run_forever()
+        finally:
+            if self._executor.copied:
+                end_copy(None)
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         self._loop.run_until_complete(asyncio.sleep(0))
@@ -95,10 +106,11 @@ def _supervisor(
     # No processes to give here: a task that asks for one runs in a thread.
     supervisor.learn(msgspec.structs.replace(hello_of(app), alone=[]))
     supervisor.enlist()
-    board = Board(board_path(supervisor.worker_id, 1), SLOTS, create=True)
+    board = make_board(supervisor.worker_id, 1, SLOTS)
+    excuse(board)
     child = Child(1, board, plan.concurrency, solo=False)
     child.channel = _Local(app, child, lambda report: supervisor.on_message(child, report))
-    child.ready = True
+    child.greeted()
     return supervisor, child, wakeup
 
 

@@ -8,6 +8,7 @@ call, wait, judge (all in `run.py`), report.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections import deque
@@ -17,11 +18,15 @@ from queue import SimpleQueue
 from tenure import outcome
 from tenure.context import Lifecycle, act_for
 from tenure.engine.board import Board
+from tenure.engine.copies import end_copy
 from tenure.engine.desk import Desk
 from tenure.engine.run import JobRun, call, judge_error, judge_value, why_stopped
 from tenure.engine.wire import Assignment, Cancel, Report, Run
 
+log = logging.getLogger("tenure.worker")
+
 TICK = 0.05  # how often time-outs and progress are looked at, while anything runs
+BEAT, IDLE_BEAT = 0.25, 1.0  # how often the board hears that the loop turns
 STOP_GRACE = 1.0  # after its time-out a handler has this long to end by itself
 PROGRESS_EVERY = 0.25
 
@@ -46,12 +51,19 @@ class Executor:
         self._threads = _Threads(self._run_in_thread)
         self._from_threads: deque[tuple[JobRun, outcome.Outcome]] = deque()
         self._collecting = False
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop
         self._flushing = False
         self._ticking = False
+        self._threadless = False  # jobs wait for a thread, and we will try again
         self._stuck = 0
         self._stopping = False
+        self.copied = False  # this is a process that a handler has forked
         self.idle = asyncio.Event()  # set when stopping and nothing runs any more
+
+    def begin(self) -> None:
+        """On the loop's thread, before any order."""
+        self._loop = asyncio.get_running_loop()
+        self._beat()
 
     # -- orders from the supervisor, on the loop's thread ------------------------------------
     def assign(self, order: Run) -> None:
@@ -85,6 +97,22 @@ class Executor:
             self._finish_unstarted(waiting, outcome.Released("the worker is shutting down"))
         self._when_idle()
 
+    def forget(self) -> None:
+        """Our loop stood still, and whatever waits here was taken back meanwhile."""
+        while self._backlog:
+            self._board.end(self._backlog.popleft().slot)
+        self._board.go_on()
+
+    def lose(self) -> None:
+        """Nobody keeps our leases any more. From any thread: the loop may be standing still."""
+        for run in list(self._running.values()):
+            run.lost = True
+
+    def give_up(self) -> None:
+        """The same on the loop: tasks are cancelled, what waits goes back."""
+        self.cancel(Cancel(dict.fromkeys(self._running)))
+        self.stop()
+
     def _cancel_waiting(self, job_id: str, reason: str | None) -> None:
         for waiting in self._backlog:
             if waiting.job.id == job_id:
@@ -95,8 +123,7 @@ class Executor:
 
     # -- starting -----------------------------------------------------------------------------
     def _start_next(self) -> None:
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
+        threadless: list[Assignment] = []
         while self._backlog and len(self._running) < self._concurrency and not self._stopping:
             assignment = self._backlog.popleft()
             task = self._tasks.get(assignment.job.type)
@@ -104,18 +131,35 @@ class Executor:
                 gone = outcome.Released("its type is not known here", delay=10.0)
                 self._finish_unstarted(assignment, gone)
                 continue
-            self._start(JobRun(assignment, task, self._desk))
+            is_async = task.signature.is_async
+            if is_async or self._threads.reserve():
+                self._start(JobRun(assignment, task, self._desk), is_async)
+            else:
+                threadless.append(assignment)
+        if threadless:
+            self._backlog.extendleft(reversed(threadless))
+            if not self._threadless:
+                self._threadless = True
+                self._loop.call_later(self._threads.pause, self._try_threads)
         if self._running and not self._ticking:
             self._ticking = True
             self._loop.call_later(TICK, self._tick)
 
-    def _start(self, run: JobRun) -> None:
-        assert self._loop is not None  # noqa: S101  set by _start_next
+    def _try_threads(self) -> None:
+        self._threadless = False
+        self._start_next()
+
+    def _start(self, run: JobRun, is_async: bool) -> None:
         run.begun = time.monotonic()
         run.deadline = run.begun + run.job.timeout_ms / 1000
+        if not self._board.start(run.slot, run.begun):
+            # We did not answer for so long that what had not started was taken back: this too.
+            if not is_async:
+                self._threads.release()
+            self._finish_unstarted(run, outcome.Released("its process did not answer"))
+            return
         self._running[run.job.id] = run
-        self._board.start(run.slot, run.begun)
-        if run.task.signature.is_async:
+        if is_async:
             run.waiter = self._loop.create_task(self._run_async(run))
         else:
             self._threads.put(run)
@@ -129,7 +173,11 @@ class Executor:
         except asyncio.CancelledError:
             ended = judge_error(why_stopped(run), run)
         except BaseException as error:
+            if self.copied:
+                end_copy(error)
             ended = judge_error(error, run)
+        if self.copied:
+            end_copy(None)
         if run.done:
             self._stuck -= 1  # it was given up long ago, and has ended after all
             return
@@ -143,11 +191,14 @@ class Executor:
             value = call(run)
             ended = judge_value(value, run)
         except BaseException as error:
+            if self.copied:
+                end_copy(error)
             ended = judge_error(error, run)
+        if self.copied:
+            end_copy(None)
         if not run.done:
             self._announce_end(run, ended)
         self._from_threads.append((run, ended))
-        assert self._loop is not None  # noqa: S101  it started this run
         # A flag, not the queue's length: two threads may both see two entries.
         if not self._collecting:
             self._collecting = True
@@ -189,7 +240,7 @@ class Executor:
         self._board.end(run.slot)
         if self._running.get(run.job.id) is run:  # or a later lease of the same job runs here
             del self._running[run.job.id]
-        if run.lost:
+        if run.lost and not isinstance(how, outcome.Completed):
             how = outcome.Released("its lease was lost")  # the store refuses it; our slot is free
         elif run.progress is not None and not run.settled:
             self._said.append((run.job.id, run.job.lease_no, run.progress))
@@ -200,7 +251,7 @@ class Executor:
         elif self._backlog:
             self._start_next()
 
-    def _finish_unstarted(self, waiting: Assignment, how: outcome.Outcome) -> None:
+    def _finish_unstarted(self, waiting: Assignment | JobRun, how: outcome.Outcome) -> None:
         self._board.end(waiting.slot)
         self._ended.append(outcome.Ended(waiting.job.id, waiting.job.lease_no, 0, how))
         self._soon_flush()
@@ -224,6 +275,11 @@ class Executor:
             self._send(Report(ended, said, self._stuck))
 
     # -- time ---------------------------------------------------------------------------------
+    def _beat(self) -> None:
+        self._board.beat(time.monotonic())
+        pause = BEAT if self._running or self._backlog else IDLE_BEAT
+        self._loop.call_later(pause, self._beat)
+
     def _tick(self) -> None:
         now = time.monotonic()
         progress = []
@@ -237,7 +293,6 @@ class Executor:
             self._send(Report([], progress, self._stuck))
         self._ticking = bool(self._running)
         if self._ticking:
-            assert self._loop is not None  # noqa: S101  it runs this
             self._loop.call_later(TICK, self._tick)
 
     def _overrun(self, run: JobRun, now: float) -> None:
@@ -259,25 +314,46 @@ class Executor:
 class _Threads:
     """As many threads as run `def` handlers at once: a new one whenever none is free."""
 
+    LONGEST_PAUSE = 5.0
+
     def __init__(self, work: Callable[[JobRun], None]) -> None:
         self._work = work
         self._queue: SimpleQueue[JobRun] = SimpleQueue()
         self._lock = threading.Lock()
         self._free = 0  # threads waiting for work
+        self._not_before = 0.0
+        self.pause = 0.0  # how long to wait, when there is none to be had
+
+    def reserve(self) -> bool:
+        """One thread for what is put next; False when the system has none to give."""
+        with self._lock:
+            if self._free > 0:
+                self._free -= 1
+                return True
+        now = time.monotonic()
+        if now < self._not_before:
+            return False
+        try:
+            threading.Thread(target=self._serve, name="tenure-job", daemon=True).start()
+        except RuntimeError as error:
+            self.pause = min(self.pause * 2 or 0.1, self.LONGEST_PAUSE)
+            self._not_before = now + self.pause
+            log.warning(
+                "no thread for a job (%s): it waits, trying again in %.1f s", error, self.pause
+            )
+            return False
+        self.pause = 0.0
+        return True
+
+    def release(self) -> None:
+        with self._lock:
+            self._free += 1
 
     def put(self, run: JobRun) -> None:
-        with self._lock:
-            self._free -= 1
-            short = self._free < 0
-            if short:
-                self._free = 0
-        if short:
-            threading.Thread(target=self._serve, name="tenure-job", daemon=True).start()
         self._queue.put(run)
 
     def _serve(self) -> None:
         while True:
             run = self._queue.get()
             self._work(run)
-            with self._lock:
-                self._free += 1
+            self.release()

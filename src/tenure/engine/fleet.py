@@ -10,14 +10,15 @@ import gc
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
 from tenure.config import Settings
 from tenure.engine import host
-from tenure.engine.crew import Child, Crew
+from tenure.engine.crew import CannotStart, Child, Crew
 from tenure.engine.embedded import stopped_by_signals
 from tenure.engine.plan import Plan, Summary, parse_queues
 from tenure.engine.supervisor import Supervisor
@@ -28,7 +29,7 @@ from tenure.wakeup import Wakeup
 
 log = logging.getLogger("tenure.worker")
 
-HELLO_SECONDS = 120.0
+LONGEST_PAUSE = 30.0  # between two tries, while the system has no process to give
 STARTS = 5  # of a first child that is killed each time
 # Claims and finishes, and whatever else there is in between; with one for the lease and two for
 # hints a worker has five.
@@ -55,7 +56,8 @@ def run_fleet(
     mail = _Mail()
     worker_id = host.new_worker_id()
     crew = Crew(spec, lambda: worker_id, mail.put, lambda child: mail.put(child, None))
-    first, hello = _first_child(lambda: crew.start(concurrency), mail)
+    crew.processes = processes or 0
+    first, hello = _first_child(lambda: _insist(lambda: crew.start(concurrency)), mail)
     chosen: dict[str, Any] = {
         "concurrency": concurrency,
         "processes": processes,
@@ -64,7 +66,8 @@ def run_fleet(
     given = {setting: value for setting, value in chosen.items() if value is not None}
     settings = Settings.from_env(hello.environment)
     settings = replace(settings, connections=min(settings.connections, CONNECTIONS), **given)
-    first.concurrency, first.ready = settings.concurrency, True
+    first.concurrency = settings.concurrency
+    first.greeted()
     plan = Plan(
         queues=wanted_queues if queues is not None else parse_queues(settings.queues),
         concurrency=settings.concurrency,
@@ -75,8 +78,9 @@ def run_fleet(
     )
     children, working = [first], False
     try:
-        while len(children) < plan.processes:  # they import the app while we open the store
-            children.append(crew.start(plan.concurrency))
+        with suppress(CannotStart):  # the supervisor tries again
+            while len(children) < plan.processes:  # they import the app while we open the store
+                children.append(crew.start(plan.concurrency))
         with closing(open_store(settings)) as store:
             # Fails here when there are no tables; on SQLite it keeps a connection open, and so the
             # log the wake-up watches. Nothing is migrated: a worker's role may not be allowed to.
@@ -133,18 +137,32 @@ def _tell(supervisor: Supervisor, child: Child, said: FromChild | None) -> None:
         supervisor.on_message(child, said)
 
 
+def _insist(start: Callable[[], Child]) -> Child:
+    """No process to be had: nothing is lost yet, and whoever started us need not do it again."""
+    pause = 1.0
+    while True:
+        try:
+            return start()
+        except CannotStart as error:
+            log.warning("no process can be started (%s): trying again in %.0f s", error, pause)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+
 def _first_child(start: Callable[[], Child], mail: _Mail) -> tuple[Child, Hello]:
     """The child that tells us what the app is. One that was killed before it could (by hand, for
     want of memory) says nothing about the app: another is started."""
+    patience = Settings.load().start_timeout  # ours: what the app says is not known yet
     for attempt in range(1, STARTS + 1):
         child = start()
         try:
-            said = mail.get(timeout=HELLO_SECONDS)
+            said = mail.get(timeout=patience)
         except queue.Empty:
             child.kill("it did not say hello")
             child.close()
             raise ConfigError(
-                f"the app could not be loaded: it took longer than {HELLO_SECONDS:g} s to import"
+                f"the app could not be loaded: it took longer than {patience:g} s to import; "
+                "TENURE_START_TIMEOUT allows for more"
             ) from None
         if isinstance(said, Hello):
             return child, said

@@ -27,11 +27,19 @@ def boot() -> str:
 
 def process_start(pid: int) -> str:
     """When a process started, in the kernel's words; empty when it cannot be told."""
+    found = _stat(pid)
+    return "" if found is None else found[1]
+
+
+def _stat(pid: int) -> tuple[str, str] | None:
+    """A process's state letter and when it started; None when nobody tells us: it has no /proc
+    (macOS), or it is another user's and /proc is mounted with `hidepid`."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[19]
+            words = file.read().rpartition(")")[2].split()
+            return words[0], words[19]
     except (OSError, IndexError):
-        return ""
+        return None
 
 
 def new_worker_id() -> str:
@@ -63,7 +71,8 @@ def same_place(worker: WorkerInfo) -> bool:
 
 
 def is_gone(worker: WorkerInfo) -> bool:
-    """The worker ran here and its process is no more (or its pid is another process now)."""
+    """The worker ran here and its process is no more, or its pid is another process now. What
+    cannot be read is unknown, never gone: only the kernel's word takes jobs away."""
     if not same_place(worker):
         return False
     try:
@@ -72,16 +81,11 @@ def is_gone(worker: WorkerInfo) -> bool:
         return True
     except PermissionError:
         pass  # it lives, under another user
-    if not worker.pid_started:
+    except OverflowError:
+        return False  # no pid of any machine: somebody has written to our tables
+    found = _stat(worker.pid)
+    if found is None:
         return False
-    now = process_start(worker.pid)
-    return now != worker.pid_started or _is_zombie(worker.pid)
-
-
-def _is_zombie(pid: int) -> bool:
-    """Killed, but its parent has not looked yet: it will never write again."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] == "Z"
-    except (OSError, IndexError):
-        return True
+    state, started = found
+    # A zombie was killed, and its parent has not looked yet: it will never write again.
+    return state in "ZXx" or bool(worker.pid_started and started != worker.pid_started)

@@ -22,7 +22,7 @@ from tenure.store import Prune, Registration, Store, WorkerInfo
 
 log = logging.getLogger("tenure.worker")
 PRUNE_EVERY = 60.0
-BOARDS_KEPT = 7 * 86_400.0
+BOARDS_KEPT = 86_400.0  # after its owner has died
 
 
 class Janitor:

@@ -1,4 +1,7 @@
-"""The lease: one row per worker, renewed on time, and what the store thinks that worker holds."""
+"""The lease: one row per worker, renewed on time, and what the store thinks that worker holds.
+
+And the pulse: a worker's children know that its lease is cared for.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from tenure.store import Registration, Store
 
 log = logging.getLogger("tenure.worker")
 RETRY_SECONDS = 1.0
+PULSE_SECONDS = 0.25
+TOUCH_SECONDS = 60.0  # so often the boards' files are said to be in use
 
 
 class Renewal:
@@ -23,6 +28,8 @@ class Renewal:
         every: float,
         roster: Roster,
         *,
+        lease: float,
+        news: Callable[[], Mapping[str, object] | None],
         on_renewed: Callable[[float], None],
         on_declared_dead: Callable[[Registration], None],
         give_back: Callable[[list[Ended]], None],
@@ -32,6 +39,8 @@ class Renewal:
         self._store = store
         self._every = every
         self._roster = roster
+        self._lease = lease
+        self._news = news  # what others should read about this worker, when there is any
         self._on_renewed = on_renewed
         self._on_declared_dead = on_declared_dead
         self._give_back = give_back
@@ -40,6 +49,11 @@ class Renewal:
         # Leases the store names and we do not know, and how many claims must be over to be sure.
         self._unsure: dict[tuple[str, int], int] = {}
         self._asked: set[str] = set()  # cancels already passed on
+        self.until = 0.0  # nobody takes our jobs before then, by the monotonic clock
+
+    def holds_from(self, began: float) -> None:
+        """The store took our word for it some time after `began`."""
+        self.until = began + self._lease
 
     def run(self, over: threading.Event) -> None:
         due = time.monotonic() + self._every
@@ -48,7 +62,7 @@ class Renewal:
             due = began + self._every
             worker = self._roster.worker
             try:
-                renewal = self._store.renew(worker)
+                renewal = self._store.renew(worker, meta=self._news())
             except StoreError as error:
                 log.warning("could not renew the lease, trying again: %s", error)
                 due = began + min(self._every, RETRY_SECONDS)  # at once, if it took its time
@@ -56,9 +70,28 @@ class Renewal:
             if renewal is None:
                 self._on_declared_dead(worker)
                 continue
+            self.holds_from(began)
             self._on_renewed(began)
             self.pass_on(renewal.cancels)
             self._give_back_unknown(renewal.leases)
+
+    def run_pulse(self, over: threading.Event) -> None:
+        """Not part of another loop, which a store, a blocked log or a slow start of a process may
+        hold up: this says no more than that we run. Children that miss it end before our lease."""
+        every = min(PULSE_SECONDS, self._lease / 24)
+        if self._roster.embedded is not None:
+            every = TOUCH_SECONDS  # it shares our fate: nobody looks at this
+        touched = time.monotonic()
+        while not over.wait(every):
+            now = time.monotonic()
+            boards = [child.board for child in self._roster.children]
+            partial = any(board.path is None for board in boards)
+            for board in boards:
+                board.pulse(now, self.until, partial=partial)
+            if now - touched > TOUCH_SECONDS:
+                touched = now
+                for board in boards:
+                    board.touch()
 
     def pass_on(self, cancels: Mapping[str, str]) -> None:
         """Cancel requests, each once; one whose job no child has yet comes again."""

@@ -1,15 +1,18 @@
 """The supervisor is the engine: it alone claims, renews, finishes and listens.
 
 It runs no user code, so nothing a handler does can starve a lease or sit on the store's write
-lock. Four threads, each one loop (five where the store can finish and claim at once):
+lock. Five threads, each one loop (six where the store can finish and claim at once):
 
-    crew     (the caller's)  starts and buries children, time-outs, signals, the end
+    crew     (the caller's)  starts and buries children, signals, the end;
+             time-outs and children that do not answer                          -> watch.py
     pump     finish what has ended, claim what there is room for, hand it out,
              sleep until a hint or a poke                                       -> pump.py
     renewal  prove this worker alive, learn what the store thinks it holds      -> renewal.py
     janitor  rescue the jobs of dead workers, retention                         -> janitor.py
+    pulse    tell the children that this process does not stand still           -> renewal.py
 
-An embedded worker is the same object with one child that is not a process.
+`loops.py` keeps them going. An embedded worker is the same object with one child that is not a
+process.
 """
 
 from __future__ import annotations
@@ -18,18 +21,20 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from tenure import outcome, policy
+from tenure import outcome
 from tenure.config import Settings
 from tenure.engine import host
-from tenure.engine.crew import MOST_AHEAD_PARALLEL, Child
+from tenure.engine.crew import MOST_AHEAD_PARALLEL, CannotStart, Child
 from tenure.engine.janitor import Janitor
+from tenure.engine.loops import Loops
 from tenure.engine.plan import Plan, Summary
 from tenure.engine.pump import Pump
 from tenure.engine.renewal import Renewal
 from tenure.engine.roster import Roster
+from tenure.engine.watch import Watch
 from tenure.engine.wire import FromChild, Hello, Refused, Report
 from tenure.errors import StoreError
 from tenure.job import ClaimedJob
@@ -40,11 +45,8 @@ log = logging.getLogger("tenure.worker")
 
 LOOK_EVERY = 1.0
 BUSY_LOOK_EVERY = 0.25  # time-outs are looked at this often while anything runs
-HARD_GRACE = 1.5  # past its time-out plus this, a silent child is killed
 RESTART_PAUSE = 1.0  # a child that dies before it ended or began any job is not restarted at once
-
-
-CANCELLED = outcome.Cancelled("cancelled; its process had to be killed")
+LONGEST_PAUSE = 30.0  # between two tries, while the system has no process to give
 
 
 class Starter(Protocol):
@@ -76,13 +78,26 @@ class Supervisor:
             store,
             settings.lease_renew_seconds,
             self._roster,
+            lease=settings.lease_seconds,
+            news=lambda: self._meta() if self._loops.trouble() else None,
             on_renewed=self._janitor.wrote,
             on_declared_dead=lambda worker: self._events.put(("declared-dead", worker)),
             give_back=self._give_back,
             unwritten=self._pump.finisher.holds,
             claims=lambda: (self._pump.turns, self._pump.busy),
         )
-        self._over = threading.Event()  # the threads may end
+        self._watch = Watch(self._roster, settings.start_timeout, self._pump.end)
+        loops = {
+            "pump": self._pump.run,
+            "renewal": self._renewal.run,
+            "janitor": self._tidy,
+            "pulse": self._renewal.run_pulse,
+        }
+        if store.parallel:
+            loops["finishes"] = self._pump.run_finishes
+        self._loops = Loops(loops)
+        self._not_before = 0.0  # no child is started before then
+        self._start_pause = 0.0
         self._stopping = False  # plain: set by signal handlers, which must take no lock
         self._stop_by = float("inf")
         self._begun = time.monotonic()
@@ -95,23 +110,28 @@ class Supervisor:
         """What the app is, as its first child tells it."""
         self._pump.types = frozenset(hello.types)
         self._pump.alone = frozenset(hello.alone)
+        self._watch.time_outs = hello.time_outs
         self._janitor.keep = hello.keep
 
     def enlist(self, id: str | None = None) -> None:
         """Become a worker: a new row, a new number, never used before."""
-        plan = self._plan
-        info = host.identify(
-            id or host.new_worker_id(),
-            self._settings.lease_seconds,
-            {
-                "name": plan.name,
-                "queues": None if plan.queues is None else sorted(plan.queues),
-                "types": sorted(self._pump.types),
-                "concurrency": plan.concurrency,
-                "processes": plan.processes,
-            },
-        )
+        began = time.monotonic()
+        name = id or host.new_worker_id()
+        info = host.identify(name, self._settings.lease_seconds, self._meta())
         self._roster.worker = self._store.register(info)
+        self._renewal.holds_from(began)
+
+    def _meta(self) -> dict[str, object]:
+        """What others may read about this worker."""
+        plan = self._plan
+        return {
+            "name": plan.name,
+            "queues": None if plan.queues is None else sorted(plan.queues),
+            "types": sorted(self._pump.types),
+            "concurrency": plan.concurrency,
+            "processes": plan.processes,
+            **self._loops.trouble(),
+        }
 
     # -- the crew's thread --------------------------------------------------------------------
     def run(self, start: Starter, first: Sequence[Child]) -> Summary:
@@ -120,29 +140,16 @@ class Supervisor:
         for child in first:
             self._instruct(child)
             self._roster.add(child)
-        loops = {
-            "pump": self._pump.run,
-            "renewal": self._renewal.run,
-            "janitor": self._tidy,
-        }
-        if self._store.parallel:
-            loops["finishes"] = self._pump.run_finishes
-        threads = [
-            threading.Thread(target=self._guard, args=(loop,), name=f"tenure-{name}", daemon=True)
-            for name, loop in loops.items()
-        ]
-        for thread in threads:
-            thread.start()
         try:
-            while len(self._roster.children) < self._plan.processes:
-                self._add_child()
             while not self._finished():
-                self._one_event()
+                try:
+                    self._one_event()
+                except Exception as error:
+                    self._loops.failed("crew", error)
         finally:
-            self._over.set()
+            self._loops.over.set()
             self._pump.poke()
-            for thread in threads:
-                thread.join(timeout=5)
+            self._loops.join(timeout=5)
             for child in self._roster.children:
                 child.close()
         self._sign_off()
@@ -159,6 +166,8 @@ class Supervisor:
         self._events.put(("stop", None))
 
     def _one_event(self) -> None:
+        if not self._loops.start():
+            time.sleep(LOOK_EVERY)
         pause = BUSY_LOOK_EVERY if self._roster.holding() else LOOK_EVERY
         try:
             kind, value = self._events.get(timeout=pause)
@@ -171,12 +180,10 @@ class Supervisor:
         elif kind == "stop":
             for child in self._roster.children:
                 child.stop()
-        elif kind == "failed":
-            raise value
         for child in self._roster.children:
             child.hang_up_if_dead()
-        self._kill_overdue()
-        self._replace_stuck()
+        self._watch.look()
+        self._man()
         self._run_alone()
         if self._stopping and time.monotonic() >= self._stop_by:
             self._give_up_waiting()
@@ -186,72 +193,66 @@ class Supervisor:
             return False
         return not self._roster.holding() and not self._pump.finisher.pending
 
-    def _add_child(self, job: ClaimedJob | None = None) -> None:
-        """A new child; with a job, one that runs it alone."""
+    def _man(self) -> None:
+        """As many children that take many jobs as planned. Those whose loops stand still have
+        successors, but not without end: handlers that hold the GIL for long would multiply them."""
+        if self._stopping or self._roster.embedded is not None:
+            return
+        many = [child for child in self._roster.children if not child.solo]
+        silent = sum(child.halted is not None for child in many)
+        wanted = self._plan.processes - max(0, silent - self._plan.processes)
+        missing = wanted - sum(not child.leaving for child in many)
+        while missing > 0 and self._add_child():
+            missing -= 1
+
+    def _add_child(self, job: ClaimedJob | None = None) -> bool:
+        """A new child; with a job, one that runs it alone. False when there can be none now."""
+        if time.monotonic() < self._not_before:
+            return False
         solo = job is not None
-        child = self._start(1 if solo else self._plan.concurrency, solo=solo)
+        try:
+            child = self._start(1 if solo else self._plan.concurrency, solo=solo)
+        except CannotStart as error:
+            self._start_pause = min(2 * self._start_pause or RESTART_PAUSE, LONGEST_PAUSE)
+            self._not_before = time.monotonic() + self._start_pause
+            log.warning(
+                "no process can be started (%s): trying again in %.0f s", error, self._start_pause
+            )
+            return False
+        self._start_pause = 0.0
         self._instruct(child)
         if job is not None:
             child.hand([job], self._roster.worker)  # waits in the pipe until the child is ready
         self._roster.add(child)
+        return True
 
     def _instruct(self, child: Child) -> None:
         child.cancel_grace = self._settings.cancel_grace_seconds
+        child.board.pulse(time.monotonic(), self._renewal.until, partial=False)  # before any job
         if self._store.parallel:
             child.most_ahead = MOST_AHEAD_PARALLEL
 
     def _bury(self, child: Child) -> None:
         """A process has ended. What had started in it is charged, the rest is given back."""
         self._roster.burying = True
-        self._roster.remove(child)
-        charged = child.killed is None
-        how = child.how_it_died()
-        for job, started in child.bury():
-            if started and charged:
-                self._pump.end(job, outcome.Crashed(how, self._settings.crash_limit))
-            else:
-                wait = RESTART_PAUSE if child.solo and not child.ready else 0.0
-                self._pump.end(job, outcome.Released(how, wait))
-        self._roster.burying = False
+        try:
+            self._roster.remove(child)
+            charged = child.killed is None and not child.board.left
+            how = child.how_it_died()
+            for job, started in child.bury():
+                if started and charged:
+                    self._pump.end(job, outcome.Crashed(how, self._settings.crash_limit))
+                else:
+                    wait = RESTART_PAUSE if child.solo and not child.ready else 0.0
+                    self._pump.end(job, outcome.Released(how, wait))
+        finally:
+            self._roster.burying = False
         child.close()
         if self._stopping or child.solo or child.leaving:
             return
         log.warning("child %s is gone: %s; starting another", child.pid, how)
         if not child.useful:
-            self._over.wait(RESTART_PAUSE)
-        self._add_child()
-
-    def _kill_overdue(self) -> None:
-        """Asking did not help: end the process. Its other jobs are given back, uncharged."""
-        now = time.monotonic()
-        for child in self._roster.children:
-            if child.process is None or child.killed is not None:
-                continue  # nobody can end a thread of an embedded worker; it was asked
-            job = child.overdue(now, HARD_GRACE)
-            if job is not None:
-                log.warning("job %s does not end when told to: killing its process", job.id)
-                child.kill("a neighbour in its process did not end when told to")
-                asked = job.id in child.cancels
-                child.ended([(job.id, job.lease_no)])
-                self._pump.end(job, CANCELLED if asked else self._timed_out(job))
-
-    def _timed_out(self, job: ClaimedJob) -> outcome.Outcome:
-        """The task's own policy died with the process: the default curve takes its place."""
-        message = f"still running after its time-out of {job.timeout_ms / 1000:g} s; killed"
-        failure = outcome.Failure(f"TimeoutError: {message}", "TIMEOUT", "TimeoutError")
-        if job.attempts >= job.max_attempts:
-            return outcome.Dead(failure)
-        return outcome.Retried(policy.Exponential().delay(job.attempts), failure)
-
-    def _replace_stuck(self) -> None:
-        """A child that has lost threads to handlers that do not end gets a successor."""
-        for child in self._roster.children:
-            if not child.stuck or child.leaving or child.process is None:
-                continue
-            log.warning("child %s has %d stuck handlers: replacing it", child.pid, child.stuck)
-            child.stop()
-            if not child.solo and not self._stopping:
-                self._add_child()
+            self._not_before = max(self._not_before, time.monotonic() + RESTART_PAUSE)
 
     def _run_alone(self) -> None:
         """Tasks with `process=True`, and jobs that were running when a process died: one process
@@ -274,9 +275,11 @@ class Supervisor:
                 return
             job = roster.alone[0]
             if embedded is None:
-                self._add_child(job)
+                handed = self._add_child(job)
             else:
-                embedded.hand([job], roster.worker)
+                handed = embedded.hand([job], roster.worker)
+            if not handed:
+                return
             roster.alone.popleft()  # only now: it is never nowhere
             self._pump.poke()  # there may be room for another
 
@@ -304,19 +307,15 @@ class Supervisor:
         except StoreError as error:
             log.warning("could not register anew, trying again: %s", error)
             return  # the next renewal says it again
-        replace = 0
         for child in self._roster.children:
             if child.process is None:
                 held = list(child.holds.values())
                 self._roster.drop([(job.id, job.lease_no) for job, _slot in held])
             else:
-                replace += not child.solo and not child.leaving
                 child.leaving = True
                 child.bury()
                 child.kill("its lease was taken away")
         self._roster.alone.clear()
-        for _ in range(replace):
-            self._add_child()
         self._pump.poke()
 
     def _sign_off(self) -> None:
@@ -329,16 +328,19 @@ class Supervisor:
     def on_message(self, child: Child, message: FromChild) -> None:
         if isinstance(message, Report):
             child.stuck = message.stuck
+            ended = message.ended
+            if child.withdrawn:  # what it gives back now went back when it did not answer
+                ended = [end for end in ended if (end.id, end.lease_no) not in child.withdrawn]
             # First added, then no longer held: in between nobody may think all is done.
-            self._pump.finisher.add(message.ended, message.progress)
-            child.ended([(end.id, end.lease_no) for end in message.ended])
+            self._pump.finisher.add(ended, message.progress)
+            child.ended([(end.id, end.lease_no) for end in ended])
             self._pump.poke()
             if child.solo and message.ended:
                 child.stop()
             if self._stopping or self._roster.alone or message.stuck:
                 self._events.put(("tick", None))
         elif isinstance(message, Hello):
-            child.ready = True
+            child.greeted()
             self._pump.poke()
         elif isinstance(message, Refused):
             log.error("a child could not load the app: %s", message.message)
@@ -371,14 +373,6 @@ class Supervisor:
                 log.debug("upkeep postponed: %s", error)
             if over.wait(LOOK_EVERY):
                 return
-
-    def _guard(self, loop: Callable[[threading.Event], None]) -> None:
-        """A thread that dies of a bug takes the worker down with it, loudly."""
-        try:
-            loop(self._over)
-        except BaseException as error:
-            log.exception("internal error in %s", threading.current_thread().name)
-            self._events.put(("failed", error))
 
     def summary(self) -> Summary:
         counts = self._pump.finisher.counts

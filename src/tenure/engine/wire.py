@@ -1,7 +1,11 @@
 """What a supervisor and a child say to each other, and how it travels.
 
-Messages are tagged structs; on a pipe each is a 4-byte length and MessagePack. An embedded worker
-passes the same objects without a pipe.
+Messages are tagged structs; on a pipe they are MessagePack in frames. An embedded worker passes the
+same objects without a pipe.
+
+A frame is a mark, a length, at most a megabyte of a message and another mark: bytes that somebody
+else has put into the pipe, or taken out of it, are noticed instead of being taken for a length of
+1.8 GB. A message of any size is as many frames as it takes.
 """
 
 from __future__ import annotations
@@ -33,6 +37,9 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     environment: dict[str, str]  # the app's settings, as Settings.to_env gives them
     alone: list[str]  # types that run in a process of their own
     keep: dict[str, Keep]  # types with a retention of their own
+    # What follows a time-out, when its process had to be killed: seconds until the next attempt
+    # after the first, second, ... (the last repeats); None: the task gives up on a time-out.
+    time_outs: dict[str, list[float] | None]
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
@@ -57,6 +64,10 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
     ids: dict[str, str | None]
 
 
+class Forget(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
+    """What you have not started was taken back while you did not answer: forget it, go on."""
+
+
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """Start nothing more: give back what has not started, end what runs, then leave."""
 
@@ -67,11 +78,14 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     stuck: int = 0  # threads lost to handlers that overran their time-out
 
 
-ToChild: TypeAlias = Run | Cancel | Stop
+ToChild: TypeAlias = Run | Cancel | Forget | Stop
 FromChild: TypeAlias = Hello | Refused | Report
 
-_LENGTH = struct.Struct("<I")
 LARGE = 200  # jobs
+_HEAD = struct.Struct("<4sI")
+_MARK, _END = b"\x9atnr", b"rnt\x9a"
+_MORE = 1 << 31  # beside the length: the message goes on in the next frame
+MOST = 1 << 20  # bytes of a message in one frame
 
 
 def _fields(value: object) -> dict[str, Any]:
@@ -86,7 +100,18 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_fields)
 
 def frame(message: ToChild | FromChild) -> bytes:
     body = _encoder.encode(message)
-    return _LENGTH.pack(len(body)) + body
+    if len(body) <= MOST:
+        return _HEAD.pack(_MARK, len(body)) + body + _END
+    parts = []
+    for start in range(0, len(body), MOST):
+        part = body[start : start + MOST]
+        more = _MORE if start + MOST < len(body) else 0
+        parts += [_HEAD.pack(_MARK, len(part) | more), part, _END]
+    return b"".join(parts)
+
+
+class Garbled(Exception):
+    """Not what we have sent: somebody else has written to the pipe, or read from it."""
 
 
 class Frames:
@@ -97,19 +122,34 @@ class Frames:
             kind, dec_hook=lambda record, fields: record(**fields)
         )
         self._buffer = bytearray()
+        self._parts: list[bytes] = []  # of a message that goes on
 
     def feed(self, data: bytes) -> Iterator[Any]:
         buffer = self._buffer
         buffer += data
         start = 0
-        while len(buffer) - start >= 4:
-            (length,) = _LENGTH.unpack_from(buffer, start)
-            end = start + 4 + length
-            if len(buffer) < end:
+        while len(buffer) - start >= _HEAD.size:
+            mark, length = _HEAD.unpack_from(buffer, start)
+            begin = start + _HEAD.size
+            end = begin + (length & ~_MORE)
+            if mark != _MARK or end - begin > MOST:
+                raise Garbled("foreign bytes in the pipe")
+            if len(buffer) < end + len(_END):
                 break
-            yield self._decoder.decode(memoryview(buffer)[start + 4 : end].tobytes())
-            start = end
+            part = bytes(memoryview(buffer)[begin:end])
+            start = end + len(_END)
+            if buffer[end:start] != _END:
+                raise Garbled("foreign bytes in the pipe, or some are missing")
+            if length & _MORE:
+                self._parts.append(part)
+                continue
+            if self._parts:
+                part = b"".join([*self._parts, part])
+                self._parts = []
+            yield self._decoder.decode(part)
         del buffer[:start]
+        if not _MARK.startswith(buffer[: len(_MARK)]):
+            raise Garbled("foreign bytes in the pipe")  # also when nothing comes after them
 
 
 class Pipe:
@@ -128,10 +168,15 @@ class Pipe:
         self._on_end = on_end
         self._waiting: deque[bytes | ToChild] = deque()
         self._changed = threading.Condition()
-        self._writer: threading.Thread | None = None
         self._closed = False
-        self._reader = threading.Thread(target=self._read, name="tenure-pipe", daemon=True)
-        self._reader.start()
+        self.fault: str | None = None  # why the child was given up, if it was
+        # Both now: a thread that cannot be had is said here, not when jobs are on their way.
+        threading.Thread(target=self._write, name="tenure-pipe-out", daemon=True).start()
+        try:
+            threading.Thread(target=self._read, name="tenure-pipe-in", daemon=True).start()
+        except RuntimeError:
+            self.close()
+            raise
 
     def send(self, message: ToChild) -> None:
         large = isinstance(message, Run) and len(message.jobs) >= LARGE
@@ -149,9 +194,6 @@ class Pipe:
                 data = data[sent:]
             self._waiting.append(data)
             self._changed.notify()
-            if self._writer is None:
-                self._writer = threading.Thread(target=self._write, name="tenure-pipe", daemon=True)
-                self._writer.start()
 
     def end_reading(self) -> None:
         """The child is dead: what it has sent is read, then comes the end of file, even where a
@@ -183,6 +225,7 @@ class Pipe:
             except OSError:
                 return
             except Exception:
+                self.fault = "what it is to do cannot be said"
                 log.exception("what a child is to do cannot be said: it is given up")
                 self.close()
                 return
@@ -197,8 +240,12 @@ class Pipe:
                     self._on_message(message)
         except OSError:
             pass  # reset by a dying child: the same as its end of file
+        except Garbled as error:
+            self.fault = str(error)
+            log.error("what a child said cannot be read: it is given up (%s)", error)
         except Exception:
             # It goes when its pipe does. Silence would leave its jobs to nobody.
+            self.fault = "what it said cannot be read"
             log.exception("what a child said cannot be read: it is given up")
         self._socket.close()
         self._on_end()

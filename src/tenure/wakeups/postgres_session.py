@@ -36,7 +36,10 @@ class Lookup:
         self._address = address
         self._turn = turn
         self._done = done
-        threading.Thread(target=self._run, name="tenure-lookup", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="tenure-lookup", daemon=True).start()
+        except RuntimeError as error:
+            raise Down(f"the name {host!r} cannot be looked up: {error}") from None
 
     def _run(self) -> None:
         try:

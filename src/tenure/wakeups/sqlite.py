@@ -47,6 +47,8 @@ class SqliteWakeup:
         self._seen = self._counter.data_version() if enabled else 0
         self._written = float("-inf")
         self._inotify = _open_inotify(f"{path}-wal") if enabled else None
+        self._woken = _poll(self._wake_read)
+        self._stirred = _poll(self._wake_read, self._inotify)
 
     def wait(self, timeout: float) -> bool:
         if self._inotify is None:
@@ -56,14 +58,14 @@ class SqliteWakeup:
             since = time.monotonic() - self._written
             if since < SETTLE_SECONDS:
                 left = min(left, LONGEST_PAUSE, max(SHORTEST_PAUSE, since / 4))
-            ready, _, _ = select.select([self._inotify, self._wake_read], [], [], left)
+            ready = _ready(self._stirred, left)
             if self._wake_read in ready:
                 _empty(self._wake_read)
                 return False
             if self._inotify in ready:
                 # One commit writes many times: take them together.
                 pause = BUSY_PAUSE if since < BUSY_PAUSE else SHORTEST_PAUSE
-                select.select([self._wake_read], [], [], pause)
+                _ready(self._woken, pause)
                 self._written = time.monotonic()
                 _empty(self._inotify)
             if since < SETTLE_SECONDS and self._moved():
@@ -75,8 +77,7 @@ class SqliteWakeup:
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
             pause = min(POLL_SECONDS, left) if self._enabled else left
-            ready, _, _ = select.select([self._wake_read], [], [], pause)
-            if ready:
+            if _ready(self._woken, pause):
                 _empty(self._wake_read)
                 return False
             if self._enabled and self._moved():
@@ -111,6 +112,24 @@ class SqliteWakeup:
         for handle in (self._inotify, self._wake_read, self._wake_write):
             if handle is not None:
                 os.close(handle)
+
+
+def _poll(*handles: int | None) -> select.poll:
+    """Not `select`, which takes no handle above 1,023."""
+    poll = select.poll()
+    for handle in handles:
+        if handle is not None:
+            poll.register(handle, select.POLLIN)
+    return poll
+
+
+def _ready(poll: select.poll, seconds: float) -> list[int]:
+    """Handles with something to read, as soon as there is one. `poll` knows whole milliseconds
+    only: what is shorter is slept."""
+    if 0 < seconds < 0.002:
+        time.sleep(seconds)
+        seconds = 0
+    return [handle for handle, _ in poll.poll(seconds * 1000)]
 
 
 def _empty(handle: int) -> None:

@@ -143,7 +143,8 @@ SELECT changed, job, needs FROM tenure.settle_dependants(
 -- when it was declared dead.
 -- name: renew
 WITH alive AS (
-  UPDATE tenure.workers SET beat = beat + 1, seen_at = coalesce(%(now)s, tenure.clock())
+  UPDATE tenure.workers SET beat = beat + 1, seen_at = coalesce(%(now)s, tenure.clock()),
+                            meta = coalesce(%(meta)s::json, meta)
    WHERE no = %(worker)s AND id = %(worker_id)s AND dead_at IS NULL RETURNING no)
 SELECT j.id, j.lease_no, CASE WHEN j.cancel_at IS NOT NULL THEN coalesce(j.cancel_reason, '') END
   FROM alive a LEFT JOIN tenure.jobs j ON j.worker = a.no;

@@ -524,7 +524,7 @@ UPDATE tenure_jobs SET progress = r.value ->> 2, updated_at = :now
 RETURNING id, (SELECT lease_no FROM tenure_leases WHERE id = tenure_jobs.id);
 
 -- name: renew
-UPDATE tenure_workers SET beat = beat + 1, seen_at = :now
+UPDATE tenure_workers SET beat = beat + 1, seen_at = :now, meta = coalesce(:meta, meta)
  WHERE no = :worker AND id = :worker_id AND dead_at IS NULL RETURNING no;
 
 -- name: held

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tenure.store import Registration, Renewal, Rescue, WorkerInfo
@@ -47,8 +47,15 @@ class Leases(Finishing):
         stored = set(self._rows("progress", parameters))
         return [report[:2] in stored for report in reports]
 
-    def renew(self, worker: Registration, *, now_ms: int | None = None) -> Renewal | None:
-        parameters = _named(worker) | {"now": self._now(now_ms)}
+    def renew(
+        self,
+        worker: Registration,
+        *,
+        meta: Mapping[str, object] | None = None,
+        now_ms: int | None = None,
+    ) -> Renewal | None:
+        said = None if meta is None else to_json(meta)
+        parameters = _named(worker) | {"meta": said, "now": self._now(now_ms)}
         rows = self._rows("renew", parameters, reserved=True, timeout=self._renewal_seconds)
         if not rows:
             return None

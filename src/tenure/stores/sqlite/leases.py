@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tenure.store import Registration, Renewal, Rescue, WorkerInfo
@@ -38,9 +38,16 @@ class Leases(Finishing):
             stored = set(written.fetchall())
         return [report[:2] in stored for report in reports]
 
-    def renew(self, worker: Registration, *, now_ms: int | None = None) -> Renewal | None:
+    def renew(
+        self,
+        worker: Registration,
+        *,
+        meta: Mapping[str, object] | None = None,
+        now_ms: int | None = None,
+    ) -> Renewal | None:
+        said = None if meta is None else to_json(meta)
         with self.file.write() as db:
-            parameters = _named(worker) | {"now": self._now(now_ms)}
+            parameters = _named(worker) | {"meta": said, "now": self._now(now_ms)}
             if db.execute(self._sql["renew"], parameters).fetchone() is None:
                 return None
             leases = dict(db.execute(self._sql["held"], parameters).fetchall())

@@ -1,0 +1,140 @@
+"""The watch over a worker's children: who is late, stuck or silent, and what follows.
+
+A child whose loop stands still (a task that a handler has left behind, C code that holds the GIL)
+neither starts what it was given nor says so, while its lease is renewed. Its beat on the board
+tells. After five seconds without one, what has not started goes back, uncharged:
+
+    we       mark the board: start nothing more; wait; then read the slots
+    child    marks a slot as started; then looks at our mark; runs the job only without it
+
+Whichever comes first, one of the two sees the other's mark. A slot without a start when we read it
+belongs to a child that will see ours and not run the job; a job that the child runs had its start
+written before our mark, and a fifth of a second later we see it. (Both may give a job back; the
+second time is refused, for its lease has ended.)
+
+A silent loop proves nothing about handlers: they may be alive in threads, or be what holds the
+GIL. So the child is killed only when no job that had started in it is within its time-out.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from tenure import outcome, policy
+from tenure.engine.crew import Child
+from tenure.engine.roster import Roster
+from tenure.engine.wire import Forget
+from tenure.job import ClaimedJob
+
+log = logging.getLogger("tenure.worker")
+
+HARD_GRACE = 1.5  # past its time-out plus this, a silent child is killed
+SILENT_SECONDS = 5.0
+SETTLE_SECONDS = 0.2  # between our mark on the board and our look at it
+LONGEST_GAP = 2.5  # between two looks of ours: after a longer one we were stopped ourselves
+CANCELLED = outcome.Cancelled("cancelled; its process had to be killed")
+NO_ANSWER = outcome.Released("its process did not answer")
+
+
+class Watch:
+    def __init__(
+        self,
+        roster: Roster,
+        start_timeout: float,
+        end: Callable[[ClaimedJob, outcome.Outcome], None],
+    ) -> None:
+        self._roster = roster
+        self._start_timeout = start_timeout
+        self._end = end
+        self._looked = time.monotonic()
+        # What a time-out leads to, by the tasks' own policies: see `Hello`.
+        self.time_outs: Mapping[str, list[float] | None] = {}
+
+    def look(self) -> None:
+        now = time.monotonic()
+        steady = now - self._looked <= LONGEST_GAP
+        self._looked = now
+        for child in self._roster.children:
+            if child.ready:
+                self._listen(child, now, steady=steady)
+            elif not steady:
+                child.begun = now
+            if child.process is None or child.killed is not None:
+                continue  # nobody can end a thread of an embedded worker; it was asked
+            if not child.ready and now - child.begun > self._start_timeout:
+                took = f"{self._start_timeout:g} s"
+                log.error("child %s has not said hello within %s: killing it", child.pid, took)
+                child.kill(f"its process took longer than {took} to import the app")
+            self._kill_overdue(child, now)
+            self._replace(child)
+
+    # -- handlers that do not end -------------------------------------------------------------
+    def _kill_overdue(self, child: Child, now: float) -> None:
+        """Asking did not help: end the process. Its other jobs are given back, uncharged."""
+        job = child.overdue(now, HARD_GRACE)
+        if job is not None:
+            log.warning("job %s does not end when told to: killing its process", job.id)
+            child.kill("a neighbour in its process did not end when told to")
+            asked = job.id in child.cancels
+            child.ended([(job.id, job.lease_no)])
+            self._end(job, CANCELLED if asked else self._timed_out(job))
+
+    def _timed_out(self, job: ClaimedJob) -> outcome.Outcome:
+        """As its task's own policy has it, which died with the process."""
+        message = f"still running after its time-out of {job.timeout_ms / 1000:g} s; killed"
+        failure = outcome.Failure(f"TimeoutError: {message}", "TIMEOUT", "TimeoutError")
+        delays = self.time_outs.get(job.type, [])
+        if delays is None:
+            return outcome.Failed(failure)
+        if job.attempts >= job.max_attempts:
+            return outcome.Dead(failure)
+        if not delays:
+            return outcome.Retried(policy.Exponential().delay(job.attempts), failure)
+        return outcome.Retried(delays[min(max(job.attempts, 1), len(delays)) - 1], failure)
+
+    def _replace(self, child: Child) -> None:
+        """One that has lost threads to handlers that do not end, or has given itself up because
+        we stood still, ends what it runs and leaves."""
+        if child.leaving or not (child.stuck or child.board.left):
+            return
+        if child.stuck:
+            log.warning("child %s has %d stuck handlers: replacing it", child.pid, child.stuck)
+        child.stop()
+
+    # -- loops that stand still ---------------------------------------------------------------
+    def _listen(self, child: Child, now: float, *, steady: bool) -> None:
+        beat = child.board.last_beat()
+        if beat != child.beat or not steady:
+            child.beat, child.heard = beat, now
+        silent = now - child.heard > SILENT_SECONDS
+        if child.halted is None:
+            if silent:
+                self._halt(child, now)
+        elif not child.settled:
+            if now - child.halted > SETTLE_SECONDS:
+                self._take_back(child)
+        elif child.process is None:
+            self._resume(child)
+        elif silent and not child.busy(now):
+            child.kill("its process did not answer")
+
+    def _halt(self, child: Child, now: float) -> None:
+        log.warning("child %s does not answer: what it has not started goes back", child.pid)
+        child.halt(now)
+        if child.process is not None:
+            child.stop()  # should its loop come back, it ends what it runs and leaves
+
+    def _take_back(self, child: Child) -> None:
+        for job in child.withdraw():
+            self._end(job, NO_ANSWER)
+        if child.process is None:
+            child.send(Forget())  # once: what it is given later it must not forget
+
+    def _resume(self, child: Child) -> None:
+        """An embedded worker has no other loop: it works on when this one has forgotten what was
+        taken back from it, and with that wiped our mark off the board."""
+        if not child.board.halted:
+            log.warning("the loop of this worker turns again")
+            child.resume()
