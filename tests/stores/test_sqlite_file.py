@@ -11,17 +11,10 @@ from pathlib import Path
 import pytest
 
 from tenure import errors
-from tenure.ids import new_ids
-from tenure.job import NewJob, Terms
 from tenure.stores.sqlite import SqliteStore
-from tenure.stores.sqlite.file import CHECKPOINT_BYTES, wal_reset_bug
+from tenure.stores.sqlite.log import CHECKPOINT_BYTES, wal_reset_bug
 
-TERMS = Terms("noop", "default", 5, "default", 5, 300_000, 1000)
-
-
-def jobs(count: int, size: int = 10) -> list[NewJob]:
-    text = f'{{"text":"{"x" * size}"}}'
-    return [NewJob(id, TERMS, text) for id in new_ids(count)]
+from .sqlite_files import jobs
 
 
 @pytest.fixture

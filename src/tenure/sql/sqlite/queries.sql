@@ -124,6 +124,10 @@ SELECT value FROM json_each(:ids)
  WHERE EXISTS (SELECT 1 FROM tenure_jobs WHERE id = value)
     OR EXISTS (SELECT 1 FROM tenure_history WHERE id = value);
 
+-- Takes the write lock and changes nothing: the first statement in a caller's transaction.
+-- name: enqueue_lock
+DELETE FROM tenure_queues WHERE name IS NULL;
+
 -- name: register
 INSERT INTO tenure_workers (id, host, boot, pid, pid_started, lease_ms, started_at, seen_at, meta)
 VALUES (:id, :host, :boot, :pid, :pid_started, :lease_ms, :now, :now, :meta) RETURNING no;

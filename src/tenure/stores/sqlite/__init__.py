@@ -23,7 +23,6 @@ class SqliteStore(Claiming, Leases, Operators, Reading, Retention):
 
     def close(self) -> None:
         self.file.close()
-        self._queues.clear()
 
     def data_version(self) -> int:
         """Moves when another connection commits; always asked on the same connection."""

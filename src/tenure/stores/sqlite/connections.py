@@ -1,0 +1,287 @@
+"""Connections to the file that is at a path, also when that becomes another one.
+
+The file may be replaced under us (deleted, renamed, restored), and a connection would go on in one
+that nobody finds. So each use first asks whether the file at the path is the one that is open
+(`stat`, 1.2 µs), a write inside the gate. Its logs and the gate itself are looked at every 20 ms.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+import weakref
+from contextlib import suppress
+from typing import Any
+
+from tenure import errors, sql
+from tenure.stores.sqlite import explaining, mounts
+from tenure.stores.sqlite.gate import LOGS, Connection, Place, logs_of, place_of
+from tenure.stores.sqlite.log import LONGEST_BYTES, Log
+
+# Where inode numbers do not last, a file must not be reopened for ever.
+REOPENINGS = 3
+SAVE_MS = 2000  # to copy the log of a file that is left
+
+
+class Connections:
+    def __init__(
+        self,
+        path: str,
+        *,
+        busy_timeout: float = 15.0,
+        module: str = "sqlite3",
+        allow_network: bool = False,
+    ) -> None:
+        self.name = os.path.abspath(path)
+        # Logs and gate stand beside the file itself, whatever the names that lead to it.
+        self.path = os.path.realpath(path)
+        self.busy_timeout = busy_timeout
+        self.module: Any = importlib.import_module(module)
+        self.queues: set[str] = set()  # names that this process has seen committed in this file
+        self.generation = 0  # grows when what is at the path is no longer what we have open
+        self.place: Place | None = None  # the file whose schema was seen up to date
+        self.left: set[Place] = set()  # files that were replaced, which may still be open here
+        self._allow_network = allow_network
+        self._had_file = False
+        self._idle: list[Connection] = []
+        self._all: list[Connection] = []
+        self._inherited: list[Connection] = []
+        self._log = Log()
+        this = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _after_fork(this()))
+
+    def explain(self, error: Exception) -> errors.StoreError:
+        return explaining.explain(self.path, self.busy_timeout, error)
+
+    def open(self, *, waiting: bool = True) -> None:
+        """See that this process has the file at the path open, with its schema up to date. One who
+        cannot wait for others (`waiting=False`) gets an error where that takes a write."""
+        if self.place is None:
+            self._open_first(waiting=waiting)
+        else:
+            self._idle.append(self._in_place(self.busy_timeout if waiting else 0.0))
+
+    def close(self) -> None:
+        connections, self._all, self._idle = self._all, [], []
+        self.place, self._had_file = None, False
+        self.queues.clear()
+        self._log.forget()
+        for connection in connections:
+            connection.close()
+
+    def after_fork(self) -> None:
+        """In the child: the parent's connections must be neither used nor closed here."""
+        for connection in self._all:
+            if connection.gate >= 0:
+                with suppress(OSError):
+                    os.close(connection.gate)  # not unlocked: that would open the parent's
+        self._inherited += self._all  # kept referenced, so never finalised
+        self._all, self._idle, self.place = [], [], None
+
+    def _open_first(self, create: bool = True, *, waiting: bool = True) -> None:
+        """See that the schema is up to date; ends with `_opened`."""
+        raise NotImplementedError
+
+    def _opened(self, connection: Connection) -> None:
+        connection.logs = logs_of(self.path)  # a new file has none before it is migrated
+        self.place, self._had_file = connection.place, True
+        self._idle.append(connection)
+
+    # -- to the right file ----------------------------------------------------------------------
+    def _in_place(self, timeout: float) -> Connection:
+        """A connection to the file that is at the path."""
+        for _ in range(REOPENINGS):
+            connection = self._borrow()
+            try:
+                if self._is_in_place(connection):
+                    return connection
+                with suppress(errors.StoreUnavailable):  # who may not write has no gate
+                    self._enter(connection, timeout)
+                self._abandon(connection)
+            except BaseException:
+                self._give_back(connection)
+                raise
+        return self._borrow()
+
+    def _inside(self, timeout: float, create: bool = False) -> Connection:
+        """The same, inside the gate."""
+        for _ in range(REOPENINGS):
+            connection = self._borrow(create)
+            try:
+                if not connection.enter(self.path, timeout):
+                    raise explaining.shut(self.path, timeout)
+                if self._is_in_place(connection, create):
+                    return connection
+                self._abandon(connection)
+            except BaseException:
+                self._give_back(connection)
+                raise
+        connection = self._borrow(create)
+        self._enter(connection, timeout)
+        return connection
+
+    def _is_in_place(self, connection: Connection, create: bool = False) -> bool:
+        try:
+            here = os.stat(self.name)
+        except FileNotFoundError:
+            if create:
+                return False
+            raise explaining.gone(self.path) from None
+        if here.st_ino != connection.place[1] or here.st_dev != connection.place[0]:
+            return False
+        if time.monotonic() < self._log.look_at:
+            return True
+        self._log.look(self.path)
+        return connection.has_its_files(self.path)
+
+    def _abandon(self, connection: Connection) -> None:
+        """Inside the gate: what is at the path is another file, log or gate than we have open."""
+        if connection.generation == self.generation:
+            _leave_behind(connection, self.path, self.module)
+            if place_of(self.name) != connection.place:
+                self.left.add(connection.place)
+            self.generation += 1
+            self.place = None
+            self.queues.clear()
+            self._log.forget()
+        self._close(connection)
+
+    # -- from the pool --------------------------------------------------------------------------
+    def _borrow(self, create: bool = False) -> Connection:
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return self._new(create)
+            if connection.generation == self.generation:
+                return connection
+            self._close(connection)
+
+    def _give_back(self, connection: Connection) -> None:
+        """Out of the gate, with no transaction open."""
+        try:
+            if connection.db.in_transaction:
+                connection.db.execute("ROLLBACK")
+        finally:
+            connection.leave()
+            self._idle.append(connection)
+
+    def _new(self, create: bool = False, **options: Any) -> Connection:
+        """A new connection, to a file whose schema is up to date."""
+        for _ in range(REOPENINGS):
+            if self.place is None:
+                self._open_first(create)
+                if not options:
+                    return self._borrow(create)
+            connection = self._connect(create, **options)
+            if connection.place == self.place:
+                break
+            self._close(connection)  # replaced since
+            self.place = None
+        return connection
+
+    def _connect(self, create: bool = True, **options: Any) -> Connection:
+        for _ in range(REOPENINGS):
+            if os.path.realpath(self.name) != self.path or self.place is None:
+                self.path = os.path.realpath(self.name)
+                self._look_at_mount()
+            before = place_of(self.path)
+            if before is None and self._had_file and not create:
+                raise explaining.gone(self.path)
+            db = self._open(options)
+            place = place_of(self.path)
+            if place is not None and before in (None, place):
+                connection = Connection(db, self.path, place, self.generation)
+                self._all.append(connection)
+                return connection
+            db.close()
+        raise errors.StoreUnavailable(f"{self.path} is being replaced again and again. Try later.")
+
+    def _open(self, options: dict[str, Any]) -> Any:
+        db = None
+        try:
+            db = self.module.connect(
+                self.path,
+                timeout=self.busy_timeout,
+                isolation_level=None,
+                check_same_thread=False,
+                **({"cached_statements": 256} | options),
+            )
+            db.execute("PRAGMA synchronous=FULL")
+            db.execute("PRAGMA temp_store=MEMORY")
+            db.execute("PRAGMA wal_autocheckpoint=0")
+            db.execute(f"PRAGMA journal_size_limit={LONGEST_BYTES}")
+            db.execute("PRAGMA cache_size=-16000")
+            db.executescript(sql.statements("sqlite")["temporary_tables"])
+            db.execute("SELECT 1 FROM sqlite_master").fetchone()  # opens the logs
+        except self.module.Error as error:
+            if db is not None:
+                db.close()
+            raise self.explain(error) from error
+        return db
+
+    def _look_at_mount(self) -> None:
+        mount = mounts.mount_of(self.path)
+        if mount is not None and mount.risk:
+            if mount.risk == "refused" and not self._allow_network:
+                raise explaining.on_network(self.path, mount.kind, mount.at)
+            import logging  # 3 ms of a cold enqueue, for a warning it does not get
+
+            logging.getLogger("tenure.store").warning(
+                "%s is on %s (mounted at %s): SQLite needs memory and locks that all who open the "
+                "file share. Let one machine only open it, or use a local disk",
+                self.path, mount.kind, mount.at,
+            )  # fmt: skip
+
+    def _enter(self, connection: Connection, timeout: float) -> None:
+        if not connection.enter(self.path, timeout):
+            raise explaining.shut(self.path, timeout)
+
+    def _close(self, connection: Connection) -> None:
+        with suppress(ValueError):
+            self._all.remove(connection)
+        connection.close()
+
+
+def _leave_behind(connection: Connection, path: str, module: Any) -> None:
+    """Before a file, or a log, that is no longer at the path is let go.
+
+    A file that was replaced gets what is in its log (it may have been renamed), and the log is
+    removed if it stayed behind: SQLite would apply it to the new file. If only the log was deleted,
+    its file gets what is in it, before somebody begins another.
+    """
+    here, replaced = logs_of(path), place_of(path) != connection.place
+    pairs = list(zip(LOGS, here, connection.logs, strict=True))
+    if not replaced:
+        if here == connection.logs:
+            return  # it was the gate
+        if any(now not in (None, ours) for _, now, ours in pairs):
+            import logging
+
+            logging.getLogger("tenure.store").error(
+                "the -wal or -shm file of %s was deleted while in use, and another program has "
+                "begun a new one: commits since then may be lost. Never delete these by hand",
+                path,
+            )  # fmt: skip
+            return
+    connection.patient = False
+    try:
+        connection.db.execute(f"PRAGMA busy_timeout={SAVE_MS}")
+        busy = bool(connection.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
+    except module.Error:
+        busy = True
+    if busy and not replaced:
+        raise errors.StoreBusy(
+            f"the log of {path} was deleted while in use, and a reader keeps it from being saved. "
+            "Nothing was changed; try again."
+        )
+    for ending, now, ours in pairs:
+        if replaced and now is not None and now == ours:
+            with suppress(OSError):
+                os.unlink(path + ending)
+
+
+def _after_fork(file: Connections | None) -> None:
+    if file is not None:
+        file.after_fork()
