@@ -422,8 +422,10 @@ UPDATE tenure_jobs SET progress = r.value ->> 2, updated_at = :now
  WHERE tenure_jobs.id = l.id AND l.lease_no = r.value ->> 1 AND l.worker = :worker
 RETURNING id, (SELECT lease_no FROM tenure_leases WHERE id = tenure_jobs.id);
 
+-- By the id as well: in a backup that was restored, the number may be another worker's.
 -- name: renew
-UPDATE tenure_workers SET beat = beat + 1, seen_at = :now WHERE no = :worker AND dead_at IS NULL
+UPDATE tenure_workers SET beat = beat + 1, seen_at = :now
+ WHERE no = :worker AND id = coalesce(:id, id) AND dead_at IS NULL
 RETURNING no;
 
 -- name: held

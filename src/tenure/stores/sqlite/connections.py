@@ -16,7 +16,7 @@ from typing import Any
 
 from tenure import errors, sql
 from tenure.stores.sqlite import explaining, mounts
-from tenure.stores.sqlite.gate import LOGS, Connection, Place, logs_of, place_of
+from tenure.stores.sqlite.gate import LOGS, Connection, Gate, Logs, Place, logs_of, place_of
 from tenure.stores.sqlite.log import LONGEST_BYTES, Log
 
 # Where inode numbers do not last, a file must not be reopened for ever.
@@ -43,7 +43,9 @@ class Connections:
         self.place: Place | None = None  # the file whose schema was seen up to date
         self.left: set[Place] = set()  # files that were replaced, which may still be open here
         self._allow_network = allow_network
+        self._logs: Logs = (None, None)
         self._had_file = False
+        self._touched = 0
         self._idle: list[Connection] = []
         self._all: list[Connection] = []
         self._inherited: list[Connection] = []
@@ -73,9 +75,9 @@ class Connections:
     def after_fork(self) -> None:
         """In the child: the parent's connections must be neither used nor closed here."""
         for connection in self._all:
-            if connection.gate >= 0:
+            if connection.gate.handle >= 0:
                 with suppress(OSError):
-                    os.close(connection.gate)  # not unlocked: that would open the parent's
+                    os.close(connection.gate.handle)  # not unlocked: that is the parent's business
         self._inherited += self._all  # kept referenced, so never finalised
         self._all, self._idle, self.place = [], [], None
 
@@ -84,7 +86,8 @@ class Connections:
         raise NotImplementedError
 
     def _opened(self, connection: Connection) -> None:
-        connection.logs = logs_of(self.path)  # a new file has none before it is migrated
+        # A new file has no logs before it is migrated.
+        connection.logs = self._logs = logs_of(self.path)
         self.place, self._had_file = connection.place, True
         self._idle.append(connection)
 
@@ -109,7 +112,7 @@ class Connections:
         for _ in range(REOPENINGS):
             connection = self._borrow(create)
             try:
-                if not connection.enter(self.path, timeout):
+                if not connection.gate.enter(self.path, timeout):
                     raise explaining.shut(self.path, timeout)
                 if self._is_in_place(connection, create):
                     return connection
@@ -130,22 +133,33 @@ class Connections:
             raise explaining.gone(self.path) from None
         if here.st_ino != connection.place[1] or here.st_dev != connection.place[0]:
             return False
-        if time.monotonic() < self._log.look_at:
+        # Whoever finds a log deleted touches the file, so that the others look at once.
+        if here.st_mtime_ns == self._touched and time.monotonic() < self._log.look_at:
             return True
+        self._touched = here.st_mtime_ns
         self._log.look(self.path)
-        return connection.has_its_files(self.path)
+        return connection.logs == logs_of(self.path) and connection.gate.is_at(self.path)
 
     def _abandon(self, connection: Connection) -> None:
         """Inside the gate: what is at the path is another file, log or gate than we have open."""
         if connection.generation == self.generation:
-            _leave_behind(connection, self.path, self.module)
-            if place_of(self.name) != connection.place:
-                self.left.add(connection.place)
-            self.generation += 1
-            self.place = None
-            self.queues.clear()
-            self._log.forget()
+            replaced = place_of(self.path) != connection.place
+            _save_log(connection, self.path, replaced, self.module)
+            if replaced:
+                _remove_logs(self.path, connection.logs)
+            else:
+                with suppress(OSError):
+                    os.utime(self.path)
+            self._forget_place(connection.place)
         self._close(connection)
+
+    def _forget_place(self, place: Place) -> None:
+        if place_of(self.name) != place:
+            self.left.add(place)
+        self.generation += 1
+        self.place = None
+        self.queues.clear()
+        self._log.forget()
 
     # -- from the pool --------------------------------------------------------------------------
     def _borrow(self, create: bool = False) -> Connection:
@@ -164,7 +178,7 @@ class Connections:
             if connection.db.in_transaction:
                 connection.db.execute("ROLLBACK")
         finally:
-            connection.leave()
+            connection.gate.leave()
             self._idle.append(connection)
 
     def _new(self, create: bool = False, **options: Any) -> Connection:
@@ -176,38 +190,66 @@ class Connections:
                     return self._borrow(create)
             connection = self._connect(create, **options)
             if connection.place == self.place:
-                break
-            self._close(connection)  # replaced since
-            self.place = None
-        return connection
+                return connection
+            self._close(connection)
+        raise explaining.restless(self.path)
 
     def _connect(self, create: bool = True, **options: Any) -> Connection:
+        """A connection to the file at the path. SQLite opens a file at once, and its log by name at
+        the first statement: by then it must be the file we take it for, or a log that stayed behind
+        would be applied to another one."""
         for _ in range(REOPENINGS):
-            if os.path.realpath(self.name) != self.path or self.place is None:
-                self.path = os.path.realpath(self.name)
+            path = os.path.realpath(self.name)
+            if path != self.path or self.place is None:
+                self.path = path
                 self._look_at_mount()
-            before = place_of(self.path)
+            before = place_of(path)
             if before is None and self._had_file and not create:
-                raise explaining.gone(self.path)
-            db = self._open(options)
-            place = place_of(self.path)
-            if place is not None and before in (None, place):
-                connection = Connection(db, self.path, place, self.generation)
-                self._all.append(connection)
+                raise explaining.gone(path)
+            db = self._open(path, options)
+            place = place_of(path)
+            if place is None or before not in (None, place):
+                db.close()
+                continue
+            if self.place not in (None, place):
+                db.close()
+                self._abandon_unheld(self.place, self._logs)
+                continue
+            self._prepare(db)
+            connection = Connection(db, path, place, self.generation)
+            self._all.append(connection)
+            if place_of(path) == place:
                 return connection
-            db.close()
-        raise errors.StoreUnavailable(f"{self.path} is being replaced again and again. Try later.")
+            self._close(connection)
+        raise explaining.restless(self.path)
 
-    def _open(self, options: dict[str, Any]) -> Any:
-        db = None
+    def _abandon_unheld(self, place: Place | None, logs: Logs) -> None:
+        """As `_abandon`, by one who has no connection to the file that was replaced."""
+        gate = Gate()
         try:
-            db = self.module.connect(
-                self.path,
+            if not gate.enter(self.path, self.busy_timeout):
+                raise explaining.shut(self.path, self.busy_timeout)
+            if place is not None and self.place == place:
+                if place_of(self.path) != place:
+                    _remove_logs(self.path, logs)
+                self._forget_place(place)
+        finally:
+            gate.close()
+
+    def _open(self, path: str, options: dict[str, Any]) -> Any:
+        try:
+            return self.module.connect(
+                path,
                 timeout=self.busy_timeout,
                 isolation_level=None,
                 check_same_thread=False,
                 **({"cached_statements": 256} | options),
             )
+        except self.module.Error as error:
+            raise self.explain(error) from error
+
+    def _prepare(self, db: Any) -> None:
+        try:
             db.execute("PRAGMA synchronous=FULL")
             db.execute("PRAGMA temp_store=MEMORY")
             db.execute("PRAGMA wal_autocheckpoint=0")
@@ -216,10 +258,8 @@ class Connections:
             db.executescript(sql.statements("sqlite")["temporary_tables"])
             db.execute("SELECT 1 FROM sqlite_master").fetchone()  # opens the logs
         except self.module.Error as error:
-            if db is not None:
-                db.close()
+            db.close()
             raise self.explain(error) from error
-        return db
 
     def _look_at_mount(self) -> None:
         mount = mounts.mount_of(self.path)
@@ -235,7 +275,7 @@ class Connections:
             )  # fmt: skip
 
     def _enter(self, connection: Connection, timeout: float) -> None:
-        if not connection.enter(self.path, timeout):
+        if not connection.gate.enter(self.path, timeout):
             raise explaining.shut(self.path, timeout)
 
     def _close(self, connection: Connection) -> None:
@@ -244,26 +284,21 @@ class Connections:
         connection.close()
 
 
-def _leave_behind(connection: Connection, path: str, module: Any) -> None:
-    """Before a file, or a log, that is no longer at the path is let go.
-
-    A file that was replaced gets what is in its log (it may have been renamed), and the log is
-    removed if it stayed behind: SQLite would apply it to the new file. If only the log was deleted,
-    its file gets what is in it, before somebody begins another.
-    """
-    here, replaced = logs_of(path), place_of(path) != connection.place
-    pairs = list(zip(LOGS, here, connection.logs, strict=True))
+def _save_log(connection: Connection, path: str, replaced: bool, module: Any) -> None:
+    """Copy the log into its file before both are let go. A file that was replaced may have been
+    renamed; if only its log was deleted, nobody else will ever find what is in it."""
+    here = logs_of(path)
     if not replaced:
         if here == connection.logs:
             return  # it was the gate
-        if any(now not in (None, ours) for _, now, ours in pairs):
+        if any(now not in (None, ours) for now, ours in zip(here, connection.logs, strict=True)):
             import logging
 
             logging.getLogger("tenure.store").error(
                 "the -wal or -shm file of %s was deleted while in use, and another program has "
                 "begun a new one: commits since then may be lost. Never delete these by hand",
                 path,
-            )  # fmt: skip
+            )
             return
     connection.patient = False
     try:
@@ -276,8 +311,13 @@ def _leave_behind(connection: Connection, path: str, module: Any) -> None:
             f"the log of {path} was deleted while in use, and a reader keeps it from being saved. "
             "Nothing was changed; try again."
         )
-    for ending, now, ours in pairs:
-        if replaced and now is not None and now == ours:
+
+
+def _remove_logs(path: str, logs: Logs) -> None:
+    """Those of a file that was replaced, if they stayed behind: SQLite would apply them to the file
+    that is there now."""
+    for ending, ours in zip(LOGS, logs, strict=True):
+        if ours is not None and place_of(path + ending) == ours:
             with suppress(OSError):
                 os.unlink(path + ending)
 

@@ -63,6 +63,12 @@ def gone(path: str) -> errors.StoreError:
     )
 
 
+def restless(path: str) -> errors.StoreError:
+    return errors.StoreUnavailable(
+        f"{path} is being replaced again and again. Nothing was changed; try again later."
+    )
+
+
 def no_log(path: str, mode: str) -> errors.StoreError:
     return errors.StoreUnavailable(
         f"{path} cannot be switched from journal_mode={mode} to WAL: its file system has no shared "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tenure import errors, sql
 from tenure.stores.sqlite import explaining
 from tenure.stores.sqlite.connections import Connections
-from tenure.stores.sqlite.gate import Connection
+from tenure.stores.sqlite.gate import Connection, place_of
 from tenure.stores.sqlite.log import LogWatch, wal_reset_bug
 
 if TYPE_CHECKING:
@@ -151,6 +151,8 @@ class SqliteFile(Connections):
     def data_version(self) -> int:
         """Moves when another connection commits, and when the file becomes another one."""
         watcher = self._watcher
+        if watcher is None or watcher.place != place_of(self.name):
+            self.open()
         if watcher is None or watcher.generation != self.generation:
             self._watcher = None
             if watcher is not None:
@@ -277,7 +279,7 @@ class SqliteFile(Connections):
                     raise
                 applied.append(f"{migration.version:04d}_{migration.name}")
         finally:
-            connection.leave()
+            connection.gate.leave()
         return applied
 
     def _version(self, db: sqlite3.Connection) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 GATE = "-tenure.lock"
 LOGS = ("-wal", "-shm")
 Place = tuple[int, int]  # device and inode: which file it is, whatever its name
+Logs = tuple[Place | None, ...]
 
 SQLITE_BUSY, SQLITE_BUSY_SNAPSHOT = 5, 517
 # SQLite's own waiting sleeps up to 0.1 s between two looks. Beside a program that writes without a
@@ -30,9 +31,49 @@ SQLITE_BUSY, SQLITE_BUSY_SNAPSHOT = 5, 517
 FIRST_PAUSE, LONGEST_PAUSE = 0.0002, 0.002
 
 
+class Gate:
+    """A handle on the gate of one file: flock belongs to the handle. It is opened at the first
+    write; who only reads needs none."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self) -> None:
+        self.handle = -1
+
+    def enter(self, path: str, timeout: float) -> bool:
+        """False when it was shut for so long."""
+        if self.handle < 0:
+            self.handle = open_gate(path)
+        try:
+            fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            pass
+        # flock cannot time out, so a thread of its own waits in it. Waiting in the kernel, not
+        # polling, is what makes the gate fair: a poller never hits the gap between two batches.
+        if GateWaiter(self.handle).wait(timeout):
+            return True
+        self.handle = -1  # the waiter closes it
+        return False
+
+    def leave(self) -> None:
+        if self.handle >= 0:
+            fcntl.flock(self.handle, fcntl.LOCK_UN)
+
+    def is_at(self, path: str) -> bool:
+        """Or has somebody deleted it, and others stand in another one?"""
+        return self.handle < 0 or place_of(path + GATE) == place_at(os.fstat(self.handle))
+
+    def close(self) -> None:
+        """Unlocked first: a forked child may have a copy of the handle."""
+        if self.handle >= 0:
+            handle, self.handle = self.handle, -1
+            fcntl.flock(handle, fcntl.LOCK_UN)
+            os.close(handle)
+
+
 class Connection:
-    """A database connection, which file and which logs it is open on, and its own handle on the
-    gate (flock belongs to the handle), opened at the first write: who only reads needs none."""
+    """A database connection, which file and which logs it is open on, and its gate."""
 
     __slots__ = ("db", "gate", "generation", "logs", "patient", "place")
 
@@ -41,7 +82,7 @@ class Connection:
         self.place = place
         self.logs = logs_of(path)
         self.generation = generation
-        self.gate = -1
+        self.gate = Gate()
         self.patient = True  # SQLite waits for locks; before a write we do (begin_immediate)
 
     def wait_by_itself(self, timeout: float) -> None:
@@ -56,44 +97,11 @@ class Connection:
             self.patient = False
         begin_immediate(self.db, timeout)
 
-    def enter(self, path: str, timeout: float) -> bool:
-        """Through the gate; False when it was shut for so long."""
-        if self.gate < 0:
-            self.gate = open_gate(path)
-        try:
-            fcntl.flock(self.gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            pass
-        # flock cannot time out, so a thread of its own waits in it. Waiting in the kernel, not
-        # polling, is what makes the gate fair: a poller never hits the gap between two batches.
-        if GateWaiter(self.gate).wait(timeout):
-            return True
-        self.gate = -1  # the waiter closes it
-        return False
-
-    def leave(self) -> None:
-        if self.gate >= 0:
-            fcntl.flock(self.gate, fcntl.LOCK_UN)
-
-    def has_its_files(self, path: str) -> bool:
-        """Or has somebody deleted the logs or the gate, and others have opened new ones?"""
-        if self.gate >= 0 and place_of(path + GATE) != place_at(os.fstat(self.gate)):
-            return False
-        return logs_of(path) == self.logs
-
     def close(self) -> None:
         try:
             self.db.close()  # an open transaction is rolled back
         finally:
-            self.drop_gate()
-
-    def drop_gate(self) -> None:
-        """Unlocked first: a forked child may have a copy of the handle."""
-        if self.gate >= 0:
-            handle, self.gate = self.gate, -1
-            fcntl.flock(handle, fcntl.LOCK_UN)
-            os.close(handle)
+            self.gate.close()
 
 
 class GateWaiter:
@@ -160,7 +168,7 @@ def place_of(path: str) -> Place | None:
         return None
 
 
-def logs_of(path: str) -> tuple[Place | None, ...]:
+def logs_of(path: str) -> Logs:
     return tuple([place_of(path + ending) for ending in LOGS])
 
 
@@ -195,7 +203,8 @@ def open_gate(path: str) -> int:
             time.sleep(0.01)  # whoever makes it gives it its mode a moment later
             continue
         try:
-            _follow(handle, os.stat(path))
+            with suppress(FileNotFoundError):  # a database that was deleted
+                _follow(handle, os.stat(path))
         except OSError as error:
             os.close(handle)
             raise explaining.explain_gate(path, name, error) from error

@@ -13,12 +13,17 @@ from tenure.stores.sqlite.finishing import Finishing
 
 
 class Leases(Finishing):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._registered: dict[int, str] = {}  # number -> id, of the workers of this process
+
     def register(self, worker: WorkerInfo) -> int:
         values = worker._asdict()
         values["meta"] = to_json(worker.meta)
         with self.file.write() as db:
             values["now"] = self.file.clock()
             number: int = db.execute(self._sql["register"], values).fetchone()[0]
+        self._registered[number] = worker.id
         return number
 
     def progress(
@@ -40,7 +45,11 @@ class Leases(Finishing):
 
     def renew(self, worker: int, *, now_ms: int | None = None) -> Renewal | None:
         with self.file.write() as db:
-            parameters = {"worker": worker, "now": self._now(now_ms)}
+            parameters = {
+                "worker": worker,
+                "id": self._registered.get(worker),
+                "now": self._now(now_ms),
+            }
             if db.execute(self._sql["renew"], parameters).fetchone() is None:
                 return None
             leases = dict(db.execute(self._sql["held"], parameters).fetchall())

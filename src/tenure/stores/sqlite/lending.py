@@ -119,7 +119,7 @@ class Loan:
                 if db.in_transaction:
                     db.say("ROLLBACK")
             finally:
-                self._connection.leave()
+                self._connection.gate.leave()
 
 
 @cache
