@@ -67,14 +67,14 @@ class SqliteWakeup:
             since = time.monotonic() - self._written
             if since < SETTLE_SECONDS:
                 left = min(left, LONGEST_PAUSE, max(SHORTEST_PAUSE, since / 4))
-            ready, _, _ = select.select([self._inotify, self._wake_read], [], [], left)
+            ready = _readable(left, self._wake_read, self._inotify)
             if self._wake_read in ready:
                 _empty(self._wake_read)
                 return False
             if self._inotify in ready:
                 # One commit writes many times: take them together.
                 pause = BUSY_PAUSE if since < BUSY_PAUSE else SHORTEST_PAUSE
-                select.select([self._wake_read], [], [], pause)
+                _readable(pause, self._wake_read)
                 self._written = time.monotonic()
                 if _events(_empty(self._inotify)) & IN_GONE:
                     self._lost = True
@@ -88,8 +88,7 @@ class SqliteWakeup:
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
             pause = min(POLL_SECONDS, left) if self._enabled else left
-            ready, _, _ = select.select([self._wake_read], [], [], pause)
-            if ready:
+            if _readable(pause, self._wake_read):
                 _empty(self._wake_read)
                 return False
             if self._enabled and self._moved():
@@ -133,6 +132,17 @@ class SqliteWakeup:
         for handle in (self._inotify, self._wake_read, self._wake_write):
             if handle is not None:
                 os.close(handle)
+
+
+def _readable(seconds: float, *handles: int) -> list[int]:
+    """Which of them are, after at most so long. By select() while it can: it knows microseconds,
+    but no handle beyond 1,023; poll() counts whole milliseconds."""
+    if max(handles) < 1024:
+        return select.select(handles, [], [], max(0.0, seconds))[0]
+    poll = select.poll()
+    for handle in handles:
+        poll.register(handle, select.POLLIN)
+    return [handle for handle, _event in poll.poll(max(0.0, seconds) * 1000)]
 
 
 def _empty(handle: int) -> bytes:

@@ -45,6 +45,12 @@ def explain(path: str, busy_timeout: float, error: Exception) -> errors.StoreErr
         return errors.StoreUnavailable(
             f"the disk of {path} is full. Nothing was changed; make room and try again."
         )
+    if "disk I/O error" in text:
+        return errors.StoreUnavailable(
+            f"{path} cannot be read or written ({text}): a failing disk, a quota or `ulimit -f` "
+            "used up, or its -wal or -shm file deleted under a running program. Nothing was "
+            "changed; see what the system log says, then try again."
+        )
     return errors.StoreUnavailable(f"{path}: {text}")
 
 
