@@ -20,7 +20,7 @@ MOUNTS = r"""
 41 40 0:36 / /srv/fast rw - xfs /dev/vdb rw
 42 28 0:37 / /mnt/with\040space rw - cifs //nas/share rw
 43 28 0:38 / /mnt/c rw - 9p C:\134 rw
-44 28 0:39 / /home rw master:3 - fuse.sshfs ann@far:/home rw
+44 28 0:39 / /far rw master:3 - fuse.sshfs ann@far:/srv rw
 45 28 0:40 / /media/stick rw - fuseblk /dev/sdb1 rw
 46 28 0:41 / /data rw - fuse.gizmofs gizmo rw
 47 28 0:42 / /var rw - tmpfs tmpfs rw
@@ -39,7 +39,7 @@ MOUNTS = r"""
         ("/srv/fast/jobs.db", "xfs", ""),
         ("/mnt/with space/jobs.db", "cifs", "refused"),
         ("/mnt/c/jobs.db", "9p", "doubtful"),
-        ("/home/ann/jobs.db", "fuse.sshfs", "refused"),
+        ("/far/ann/jobs.db", "fuse.sshfs", "refused"),
         ("/media/stick/jobs.db", "fuseblk", ""),
         ("/data/jobs.db", "fuse.gizmofs", "doubtful"),
         ("/var/jobs.db", "nfs", "refused"),

@@ -157,7 +157,7 @@ def _require_file(file: SqliteFile, cursor: sqlite3.Cursor) -> None:
             raise errors.StoreUnavailable(
                 f"{file.path} was replaced, and this program still has a connection open on the "
                 "file that was there before: what is written to it is lost. Close your connections "
-                "to it and connect anew."
+                "to it and connect anew, or restart the program."
             )
         file.left.clear()
 

@@ -48,11 +48,6 @@ def inspect(file: SqliteFile) -> list[Finding]:
             )
         )
         findings.append(_places(db))
-        mode = db.execute("PRAGMA journal_mode").fetchone()[0]
-        if mode != "wal":
-            findings.append(
-                Finding("journal", "problem", f"journal_mode is {mode}", "tenure migrate")
-            )
     return [*findings, _log_size(file), *_file_system(file), *_rights(file)]
 
 

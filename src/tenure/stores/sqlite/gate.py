@@ -95,7 +95,12 @@ class Connection:
         if self.patient:
             self.db.execute("PRAGMA busy_timeout=0")
             self.patient = False
-        begin_immediate(self.db, timeout)
+        try:
+            self.db.execute("BEGIN IMMEDIATE")
+        except Exception as error:
+            if error_code(error) != SQLITE_BUSY:
+                raise
+            begin_immediate(self.db, timeout)
 
     def close(self) -> None:
         try:
@@ -133,13 +138,12 @@ class GateWaiter:
 def begin_immediate(db: sqlite3.Connection | sqlite3.Cursor, timeout: float) -> None:
     """Take SQLite's write lock, from whoever does not know the gate, within `timeout` seconds. On
     a connection whose own time-out is 0."""
-    deadline, pause = None, FIRST_PAUSE
+    deadline, pause = time.monotonic() + timeout, FIRST_PAUSE
     while True:
         try:
             db.execute("BEGIN IMMEDIATE")
             return
         except Exception as error:
-            deadline = deadline or time.monotonic() + timeout
             if error_code(error) != SQLITE_BUSY or time.monotonic() >= deadline:
                 raise
         time.sleep(pause)
