@@ -62,7 +62,7 @@ def test_an_old_reader_delays_the_log_but_nobody_waits_for_it(
         store.enqueue(jobs(200, size=8_000))
 
     assert grown > CHECKPOINT_BYTES  # it could not be reset then
-    assert os.path.getsize(f"{path}-wal") <= grown + 2 * CHECKPOINT_BYTES
+    assert os.path.getsize(f"{path}-wal") < 3 * CHECKPOINT_BYTES  # and was cut afterwards
     assert store.totals()["queued"] == 8_000
 
 

@@ -282,7 +282,7 @@ def test_who_may_only_read_can_look(folder: Path, open_store: Open) -> None:
         SqliteStore(str(path)).enqueue(jobs(1))
 
     assert as_user(look) == 3
-    with pytest.raises(errors.StoreUnavailable, match="cannot be written by this user"):
+    with pytest.raises(errors.StoreUnavailable, match="may not write"):
         as_user(write)
 
 

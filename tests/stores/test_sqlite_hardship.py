@@ -56,7 +56,7 @@ def test_what_another_user_can_do(
             if works:
                 assert as_user(lambda: call(path)) == 1  # noqa: B023
             else:
-                with pytest.raises(errors.StoreUnavailable, match="cannot be written by this user"):
+                with pytest.raises(errors.StoreUnavailable, match="may not write"):
                     as_user(lambda: call(path))  # noqa: B023
         store.close()
 

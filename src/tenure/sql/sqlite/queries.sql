@@ -124,9 +124,10 @@ SELECT value FROM json_each(:ids)
  WHERE EXISTS (SELECT 1 FROM tenure_jobs WHERE id = value)
     OR EXISTS (SELECT 1 FROM tenure_history WHERE id = value);
 
--- Takes the write lock and changes nothing: the first statement in a caller's transaction.
+-- Takes the write lock and finds nothing: the first statement in a caller's transaction. After an
+-- add_queue of that name, which no queue has, it leaves a page that is written and says the same.
 -- name: enqueue_lock
-DELETE FROM tenure_queues WHERE name IS NULL;
+DELETE FROM tenure_queues WHERE name = '';
 
 -- name: register
 INSERT INTO tenure_workers (id, host, boot, pid, pid_started, lease_ms, started_at, seen_at, meta)

@@ -12,7 +12,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tenure import errors
-from tenure.stores.sqlite.gate import SQLITE_BUSY_SNAPSHOT, begin_immediate, error_code, place_of
+from tenure.stores.sqlite.gate import (
+    IMPATIENT,
+    SQLITE_BUSY_SNAPSHOT,
+    begin_immediate,
+    error_code,
+    place_of,
+)
 
 if TYPE_CHECKING:
     import sqlite3
@@ -117,7 +123,7 @@ def _own_transaction(file: SqliteFile, cursor: sqlite3.Cursor) -> Iterator[None]
 def _impatient(cursor: sqlite3.Cursor) -> Iterator[float]:
     """Their time-out in seconds, which we use up ourselves meanwhile (see `begin_immediate`)."""
     (milliseconds,) = cursor.execute("PRAGMA busy_timeout").fetchone()
-    cursor.execute("PRAGMA busy_timeout=0")
+    cursor.execute(IMPATIENT)
     try:
         yield milliseconds / 1000
     finally:

@@ -17,7 +17,7 @@ from typing import Any
 from tenure import errors, sql
 from tenure.stores.sqlite import explaining, mounts
 from tenure.stores.sqlite.gate import LOGS, Connection, Gate, Logs, Place, logs_of, place_of
-from tenure.stores.sqlite.log import LONGEST_BYTES, Log
+from tenure.stores.sqlite.log import Log
 
 # Where inode numbers do not last, a file must not be reopened for ever.
 REOPENINGS = 3
@@ -253,7 +253,6 @@ class Connections:
             db.execute("PRAGMA synchronous=FULL")
             db.execute("PRAGMA temp_store=MEMORY")
             db.execute("PRAGMA wal_autocheckpoint=0")
-            db.execute(f"PRAGMA journal_size_limit={LONGEST_BYTES}")
             db.execute("PRAGMA cache_size=-16000")
             db.executescript(sql.statements("sqlite")["temporary_tables"])
             db.execute("SELECT 1 FROM sqlite_master").fetchone()  # opens the logs

@@ -12,9 +12,11 @@ ENDED_INSIDE = (
 )
 
 
-WRITABLE = (
-    "Make the file, its directory and its -wal, -shm and -tenure.lock neighbours writable for it."
-)
+def not_writable(path: str) -> errors.StoreError:
+    return errors.StoreUnavailable(
+        f"this user may not write {path}: make the file, its directory and its -wal, -shm and "
+        "-tenure.lock neighbours writable for it."
+    )
 
 
 def explain(path: str, busy_timeout: float, error: Exception) -> errors.StoreError:
@@ -33,7 +35,7 @@ def explain(path: str, busy_timeout: float, error: Exception) -> errors.StoreErr
             "(sqlite:///other.db), or move that file away."
         )
     if "readonly" in text or "read-only" in text:
-        return errors.StoreUnavailable(f"{path} cannot be written by this user. {WRITABLE}")
+        return not_writable(path)
     if "unable to open" in text:
         return explain_open(path, error)
     if "malformed" in text:
@@ -92,7 +94,7 @@ def on_network(path: str, kind: str, mounted_at: str) -> errors.StoreError:
 
 def explain_gate(path: str, gate: str, error: OSError) -> errors.StoreError:
     if os.path.exists(path) and not os.access(path, os.W_OK):
-        return errors.StoreUnavailable(f"{path} cannot be written by this user. {WRITABLE}")
+        return not_writable(path)
     return errors.StoreUnavailable(
         f"{gate} cannot be opened by this user ({error.strerror or error}), who may write {path}: "
         "its owner gives it the same owner, group and permissions (chown, chmod g+rw), or removes "

@@ -15,7 +15,7 @@ from tenure import errors, sql
 from tenure.stores.sqlite import explaining
 from tenure.stores.sqlite.connections import Connections
 from tenure.stores.sqlite.gate import Connection, place_of
-from tenure.stores.sqlite.log import LogWatch, wal_reset_bug
+from tenure.stores.sqlite.log import CHECKPOINT_BYTES, LONGEST_BYTES, LogWatch, wal_reset_bug
 
 if TYPE_CHECKING:
     import sqlite3
@@ -188,12 +188,31 @@ class SqliteFile(Connections):
         other = self._borrow()
         try:
             _busy, frames, copied = other.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            holder.db.execute("ROLLBACK")
             self._log.emptied(frames == copied)
+            if frames == copied and self._log.size >= LONGEST_BYTES:
+                self._cut_log(holder)
         except self.module.Error:
             self._log.emptied(False)  # a full disk, perhaps: the write itself will tell
         finally:
             self._idle.append(other)
-        holder.db.execute("ROLLBACK")
+            if holder.db.in_transaction:
+                holder.db.execute("ROLLBACK")
+
+    def _cut_log(self, holder: Connection) -> None:
+        """By a commit that starts it anew: a TRUNCATE would need nobody to be writing."""
+        db = holder.db
+        db.execute(f"PRAGMA journal_size_limit={CHECKPOINT_BYTES}")
+        try:
+            holder.begin(self.busy_timeout)
+            # A page must be written: SQLite sees through an UPDATE that changes nothing.
+            statements = sql.statements("sqlite")
+            db.execute(statements["add_queue"], {"queue": "", "now": 0})
+            db.execute(statements["enqueue_lock"])
+            db.execute("COMMIT")
+            self._log.cut(self.path)
+        finally:
+            db.execute("PRAGMA journal_size_limit=-1")
 
     def empty_log_when_full(self, patience: float) -> None:
         if not self._log.look(self.path):

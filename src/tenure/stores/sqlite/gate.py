@@ -29,6 +29,9 @@ SQLITE_BUSY, SQLITE_BUSY_SNAPSHOT = 5, 517
 # SQLite's own waiting sleeps up to 0.1 s between two looks. Beside a program that writes without a
 # pause that found no gap for 8 s; looking this often it takes milliseconds.
 FIRST_PAUSE, LONGEST_PAUSE = 0.0002, 0.002
+# And once after a millisecond without the interpreter's lock, which a writer in another thread
+# mostly holds just when it does not hold SQLite's.
+IMPATIENT = "PRAGMA busy_timeout=1"
 
 
 class Gate:
@@ -93,7 +96,7 @@ class Connection:
     def begin(self, timeout: float) -> None:
         """BEGIN IMMEDIATE, inside the gate."""
         if self.patient:
-            self.db.execute("PRAGMA busy_timeout=0")
+            self.db.execute(IMPATIENT)
             self.patient = False
         try:
             self.db.execute("BEGIN IMMEDIATE")
@@ -137,7 +140,7 @@ class GateWaiter:
 
 def begin_immediate(db: sqlite3.Connection | sqlite3.Cursor, timeout: float) -> None:
     """Take SQLite's write lock, from whoever does not know the gate, within `timeout` seconds. On
-    a connection whose own time-out is 0."""
+    a connection that is IMPATIENT."""
     deadline, pause = time.monotonic() + timeout, FIRST_PAUSE
     while True:
         try:
@@ -147,7 +150,7 @@ def begin_immediate(db: sqlite3.Connection | sqlite3.Cursor, timeout: float) -> 
             if error_code(error) != SQLITE_BUSY or time.monotonic() >= deadline:
                 raise
         time.sleep(pause)
-        pause = min(1.2 * pause, LONGEST_PAUSE)
+        pause = min(1.05 * pause, LONGEST_PAUSE)
 
 
 def error_code(error: BaseException) -> int | None:

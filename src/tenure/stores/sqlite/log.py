@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 # A log that grows makes every commit's fsync journal the new size as well (single commits: 3.2 k/s
 # growing, 5.5 k/s in place), so the file is kept and written over. It is full again when a commit
-# had to make it longer. One that a large batch or a long reader made longer than LONGEST_BYTES is
-# cut by the first commit of ours that starts it anew.
+# had to make it longer. One that is longer than LONGEST_BYTES by then is cut (a large batch, a long
+# reader; and who comes a little late each time would make it longer and longer).
 CHECKPOINT_BYTES = 8 * 1024 * 1024
 LONGEST_BYTES = 2 * CHECKPOINT_BYTES
 LOOK_EVERY = 0.02
@@ -45,14 +45,14 @@ class Log:
 
     def __init__(self) -> None:
         self.full = False
-        self._size = 0
+        self.size = 0
         self._full_at = 0  # bytes; unknown until the first look
         self.look_at = 0.0  # by the monotonic clock
 
     def look(self, path: str) -> bool:
         """Is it full?"""
         self.look_at = time.monotonic() + LOOK_EVERY
-        self._size = size = log_size(path)
+        self.size = size = log_size(path)
         if self._full_at == 0 or size == 0:  # we are new, or the log is
             left_so = size >= LONGEST_BYTES
             self._full_at = CHECKPOINT_BYTES if left_so else max(CHECKPOINT_BYTES, size + 1)
@@ -62,8 +62,12 @@ class Log:
     def emptied(self, whole: bool) -> None:
         """A reader's open snapshot keeps a part from being copied, and the log from being started
         anew: come back when it has grown again."""
-        self._full_at = self._size + (1 if whole else CHECKPOINT_BYTES)
+        self._full_at = self.size + (1 if whole else CHECKPOINT_BYTES)
         self.full = False
+
+    def cut(self, path: str) -> None:
+        """Unless another was faster to start it anew, or a reader is in the way."""
+        self._full_at = max(CHECKPOINT_BYTES, log_size(path)) + 1
 
     def forget(self) -> None:
         self.full, self._full_at, self.look_at = False, 0, 0.0
