@@ -298,6 +298,23 @@ def test_hints_come_from_the_file_at_the_path(
         hints.close()
 
 
+def test_another_mode_or_owner_is_no_replacement(store: SqliteStore, path: Path) -> None:
+    """As root SQLite sets the owner of a log each time it opens one."""
+    store.enqueue(jobs(1))
+    hints = SqliteWakeup(str(path), store)
+    while hints.wait(0.3):
+        pass
+    for name in (path, Path(f"{path}-wal")):
+        name.chmod(0o600)
+        os.chown(name, os.getuid(), os.getgid())
+    assert not hints.wait(0.3)
+    other = SqliteStore(str(path))
+    other.enqueue(jobs(1))
+    assert hints.wait(10)
+    other.close()
+    hints.close()
+
+
 def test_a_hint_about_a_file_that_is_gone_does_not_spin(store: SqliteStore, path: Path) -> None:
     store.enqueue(jobs(1))
     hints = SqliteWakeup(str(path), store)

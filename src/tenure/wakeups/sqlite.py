@@ -23,7 +23,7 @@ import time
 from typing import Protocol
 
 IN_MODIFY = 0x2
-IN_GONE = 0x4 | 0x400 | 0x800 | 0x8000  # another link count, deleted, moved, no longer watched
+IN_GONE = 0x4 | 0x400 | 0x800 | 0x8000  # link count, owner or mode; deleted; moved; unwatched
 IN_NONBLOCK = 0o4000
 IN_CLOEXEC = 0o2000000
 EVENT = struct.Struct("iIII")
@@ -55,6 +55,7 @@ class SqliteWakeup:
         self._path = path
         self._lost = False  # what was watched is no longer there
         self._inotify = _open_inotify(path) if enabled else None
+        self._watched = _inodes(path)
 
     def wait(self, timeout: float) -> bool:
         if self._lost:
@@ -77,8 +78,9 @@ class SqliteWakeup:
                 _readable(pause, self._wake_read)
                 self._written = time.monotonic()
                 if _events(_empty(self._inotify)) & IN_GONE:
-                    self._lost = True
-                    return True
+                    self._lost = _inodes(self._path) != self._watched
+                    if self._lost:
+                        return True
             if since < SETTLE_SECONDS and self._moved():
                 return True
         return False
@@ -99,6 +101,7 @@ class SqliteWakeup:
         """Asking for the version opens the file that is there now, and its log with it."""
         self._seen = self._counter.data_version()
         inotify, self._inotify = self._inotify, _open_inotify(self._path)
+        self._watched = _inodes(self._path)
         if inotify is not None:
             os.close(inotify)
         self._lost = False
@@ -163,6 +166,18 @@ def _events(found: bytes) -> int:
         kinds |= kind
         at += EVENT.size + length
     return kinds
+
+
+def _inodes(path: str) -> list[int]:
+    """Of the database and its log; root gives a log its owner each time it opens one, which looks
+    to inotify like a new link count."""
+    found = []
+    for name in (path, f"{os.path.realpath(path)}-wal"):
+        try:
+            found.append(os.stat(name).st_ino)
+        except OSError:
+            found.append(0)
+    return found
 
 
 def _open_inotify(path: str) -> int | None:
