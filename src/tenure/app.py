@@ -57,6 +57,7 @@ def open_store(settings: Settings) -> Store:
             sqlite_path(settings.url),
             busy_timeout=settings.busy_timeout,
             module=settings.sqlite_module,
+            allow_network=settings.allow_network_file,
             audit=settings.audit,
         )
     if scheme in ("postgresql", "postgres"):

@@ -43,6 +43,7 @@ class Settings:
     sqlite_module: str = _matching(
         "sqlite3", r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "the name of a module such as 'pysqlite3'"
     )
+    allow_network_file: bool = False
     busy_timeout: float = _within(15.0, 0, 3600)
     connections: int = _within(8, 1, 1000)  # PostgreSQL: at most, besides leases and hints
 

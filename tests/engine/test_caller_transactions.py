@@ -11,7 +11,7 @@ import pytest
 import tenure
 from crash.harness import eventually
 from places import only
-from tenure.stores.sqlite.file import wal_reset_bug
+from tenure.stores.sqlite.log import wal_reset_bug
 
 pytestmark = only("sqlite", "connections of other drivers: test_postgres_callers.py")
 

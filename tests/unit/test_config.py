@@ -51,6 +51,7 @@ def test_defaults():
         "keep_dead_seconds": 30 * 86_400,
         "keep_events_seconds": 30 * 86_400,
         "sqlite_module": "sqlite3",
+        "allow_network_file": False,
         "busy_timeout": 15.0,
         "connections": 8,
         "log_level": "INFO",

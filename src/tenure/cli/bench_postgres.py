@@ -75,7 +75,8 @@ INSERT INTO tenure.jobs (id, type, status, queue, priority, org, ready_at, max_a
   category, actor_type, actor_id, scheduled_at, created_at, updated_at, payload)
 SELECT (lpad(to_hex(%(made)s::bigint + n / 1000), 12, '0') || lpad(to_hex(n), 20, '0'))::uuid,
        'nothing', 'queued', %(queue)s, 5, 'default', %(due)s::bigint + n / 1000, 5, 300000,
-       'default', 'system', 'tenure', %(due)s::bigint, %(made)s::bigint + n / 1000, %(made)s::bigint,
+       'default', 'system', 'tenure', %(due)s::bigint, %(made)s::bigint + n / 1000,
+       %(made)s::bigint,
        '{"data":{"n":1}}'
   FROM generate_series(%(first)s::bigint, %(last)s::bigint - 1) n
 """

@@ -140,6 +140,11 @@ SELECT value FROM json_each(:ids)
  WHERE EXISTS (SELECT 1 FROM tenure_jobs WHERE id = value)
     OR EXISTS (SELECT 1 FROM tenure_history WHERE id = value);
 
+-- Takes the write lock and finds nothing: the first statement in a caller's transaction. After an
+-- add_queue of that name, which no queue has, it leaves a page that is written and says the same.
+-- name: enqueue_lock
+DELETE FROM tenure_queues WHERE name = '';
+
 -- name: register
 INSERT INTO tenure_workers (id, host, boot, pid, pid_started, lease_ms, started_at, seen_at, meta)
 VALUES (:id, :host, :boot, :pid, :pid_started, :lease_ms, :now, :now, :meta) RETURNING no;
@@ -523,6 +528,7 @@ UPDATE tenure_jobs SET progress = r.value ->> 2, updated_at = :now
    AND EXISTS (SELECT 1 FROM tenure_workers WHERE no = :worker AND id = :worker_id)
 RETURNING id, (SELECT lease_no FROM tenure_leases WHERE id = tenure_jobs.id);
 
+-- By the id as well: in a backup that was restored, the number may be another worker's.
 -- name: renew
 UPDATE tenure_workers SET beat = beat + 1, seen_at = :now, meta = coalesce(:meta, meta)
  WHERE no = :worker AND id = :worker_id AND dead_at IS NULL RETURNING no;

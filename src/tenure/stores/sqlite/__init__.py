@@ -22,7 +22,6 @@ class SqliteStore(Claiming, Leases, Operators, Reading):
 
     def close(self) -> None:
         self.file.close()
-        self._queues.clear()
 
     def data_version(self) -> int:
         """Moves when another connection commits; always asked on the same connection."""

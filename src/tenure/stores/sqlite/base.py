@@ -22,9 +22,16 @@ class SqliteBase:
         clock: Callable[[], int] = wall_ms,
         busy_timeout: float = 15.0,
         module: str = "sqlite3",
+        allow_network: bool = False,
         audit: str = "all",
     ) -> None:
-        self.file = SqliteFile(path, clock=clock, busy_timeout=busy_timeout, module=module)
+        self.file = SqliteFile(
+            path,
+            clock=clock,
+            busy_timeout=busy_timeout,
+            module=module,
+            allow_network=allow_network,
+        )
         self.audit = audit
         self._sql = sql.statements("sqlite")
 

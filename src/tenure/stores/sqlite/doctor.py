@@ -1,13 +1,18 @@
-"""What `tenure doctor` says about an SQLite file: version, integrity, the log, the schema."""
+"""What `tenure doctor` says about an SQLite file: version, schema, integrity, the log, where and
+whose it is."""
 
 from __future__ import annotations
 
 import os
+import stat
 from typing import TYPE_CHECKING
 
 from tenure import sql
 from tenure.store import Finding
-from tenure.stores.sqlite.file import CHECKPOINT_BYTES, SCHEMA_VERSION, SqliteFile, wal_reset_bug
+from tenure.stores.sqlite import mounts
+from tenure.stores.sqlite.file import SCHEMA_VERSION, SqliteFile
+from tenure.stores.sqlite.gate import GATE, gate_mode
+from tenure.stores.sqlite.log import CHECKPOINT_BYTES, log_size
 
 if TYPE_CHECKING:
     import sqlite3
@@ -43,13 +48,7 @@ def inspect(file: SqliteFile) -> list[Finding]:
             )
         )
         findings.append(_places(db))
-        mode = db.execute("PRAGMA journal_mode").fetchone()[0]
-        if mode != "wal":
-            findings.append(
-                Finding("journal", "problem", f"journal_mode is {mode}", "tenure migrate")
-            )
-    findings.append(_log_size(file))
-    return findings
+    return [*findings, _log_size(file), *_file_system(file), *_rights(file)]
 
 
 def _places(db: sqlite3.Connection) -> Finding:
@@ -65,25 +64,22 @@ def _places(db: sqlite3.Connection) -> Finding:
 
 
 def _version(file: SqliteFile) -> Finding:
-    version = tuple(file.module.sqlite_version_info)
     text = f"SQLite {file.module.sqlite_version} through {file.module.__name__}"
-    if not wal_reset_bug(version):
+    if not file.fragile:
         return Finding("sqlite", "ok", text)
     return Finding(
         "sqlite",
         "warning",
-        f"{text}: before 3.51.3 an automatic checkpoint racing a commit can lose it. Tenure has "
-        "switched automatic checkpoints off and makes its own under a lock.",
-        "switch them off on your own connections to this file too (PRAGMA wal_autocheckpoint=0), "
+        f"{text}: before 3.51.3 an automatic checkpoint can lose a commit. Tenure makes its own, "
+        "under the write lock, and has switched automatic ones off: on its connections, and on "
+        "yours from the first enqueue in one of their transactions (conn=) until they are closed.",
+        "switch them off on your other connections to this file too (PRAGMA wal_autocheckpoint=0), "
         "or use a newer SQLite: pip install pysqlite3 and TENURE_SQLITE_MODULE=pysqlite3",
     )
 
 
 def _log_size(file: SqliteFile) -> Finding:
-    try:
-        size = os.stat(f"{file.path}-wal").st_size
-    except FileNotFoundError:
-        size = 0
+    size = log_size(file.path)
     megabytes = f"{size / 1e6:.1f} MB"
     if size <= 4 * CHECKPOINT_BYTES:
         return Finding("wal", "ok", megabytes)
@@ -93,3 +89,53 @@ def _log_size(file: SqliteFile) -> Finding:
         f"{megabytes}: some connection keeps an old snapshot open, so the log cannot be reset",
         "find the long-running reader (an open cursor or transaction on this file) and end it",
     )
+
+
+def _file_system(file: SqliteFile) -> list[Finding]:
+    mount = mounts.mount_of(file.path)
+    if mount is None or not mount.risk:
+        return []
+    refused = mount.risk == "refused"
+    return [
+        Finding(
+            "file system",
+            "problem" if refused else "warning",
+            f"{mount.kind}, mounted at {mount.at}: SQLite's write-ahead log needs memory and locks "
+            "that all who open the file share",
+            "move the file to a local disk, or use PostgreSQL"
+            + ("" if refused else "; or let this machine only open it"),
+        )
+    ]
+
+
+def _rights(file: SqliteFile) -> list[Finding]:
+    findings, database = [], os.stat(file.path)
+    if database.st_nlink > 1:
+        findings.append(
+            Finding(
+                "names",
+                "problem",
+                f"{file.path} has {database.st_nlink} names (hard links): each has a log of its "
+                "own, and who opens the file by different names damages it",
+                "find them with find -samefile, and delete all but one; symbolic links are fine",
+            )
+        )
+    try:
+        gate = os.stat(file.path + GATE)
+    except FileNotFoundError:
+        return findings
+    like_it = gate.st_gid == database.st_gid or not database.st_mode & 0o020
+    if stat.S_IMODE(gate.st_mode) != gate_mode(database.st_mode) or not like_it:
+        name = os.path.basename(file.path) + GATE
+        findings.append(
+            Finding(
+                "gate",
+                "warning",
+                f"{name} ({stat.filemode(gate.st_mode)}) does not go with the database "
+                f"({stat.filemode(database.st_mode)}): who may write the one must be able to write "
+                "the other, and nobody else to open it",
+                f"chgrp --reference={file.path} {file.path}{GATE}; "
+                f"chmod {gate_mode(database.st_mode):o} {file.path}{GATE}",
+            )
+        )
+    return findings

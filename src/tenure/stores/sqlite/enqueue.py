@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tenure import errors, sql
 from tenure.job import NewJob, Receipt, Terms
 from tenure.stores.rows import refuse_circles, shared_parameters
+from tenure.stores.sqlite import callers
 from tenure.stores.sqlite.base import SqliteBase, to_json
-from tenure.stores.sqlite.file import wal_reset_bug
 
 if TYPE_CHECKING:
     import sqlite3
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 class Enqueueing(SqliteBase):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._queues: set[str] = set()  # names this process has seen committed
+        self._queues = self.file.queues
         self._bound: tuple[Terms | None, dict[str, Any]] = (None, {})
         self._numbered: dict[
             tuple[str, ...], list[sql.Numbered]
@@ -30,7 +29,7 @@ class Enqueueing(SqliteBase):
     ) -> list[Receipt]:
         if not jobs:
             return []
-        with self.file.write() as db:
+        with self.file.write(create=True) as db:
             receipts = self._enqueue(db, jobs, self._now(now_ms), self._queues, retry)
         self._queues.update([job.terms.queue for job in jobs])
         return receipts
@@ -38,64 +37,12 @@ class Enqueueing(SqliteBase):
     def enqueue_on(self, connection: Any, jobs: Sequence[NewJob]) -> list[Receipt]:
         """On the caller's sqlite3 connection. Outside a transaction it commits at once, as the
         caller's own INSERT would; otherwise it shares the fate of the caller's transaction."""
-        module = self.file.module
-        if not isinstance(connection, module.Connection):
-            raise errors.ConfigError(
-                f"conn= got a {type(connection).__module__}.{type(connection).__name__}; this app "
-                f"stores jobs in SQLite and can join a {module.__name__}.Connection only."
-            )
-        self._same_file(connection)
-        if wal_reset_bug(module.sqlite_version_info):
-            # An automatic checkpoint of theirs that races a commit could lose it.
-            connection.execute("PRAGMA wal_autocheckpoint=0")
-        factory, connection.row_factory = connection.row_factory, None
-        try:
-            if connection.isolation_level is not None and not connection.in_transaction:
-                connection.execute("BEGIN IMMEDIATE")  # where the caller's INSERT would begin one
-            connection.execute("SAVEPOINT tenure_enqueue")
-            try:
-                receipts = self._enqueue(connection, jobs, self.file.clock(), set(), False)
-            except BaseException:
-                connection.execute("ROLLBACK TO tenure_enqueue")
-                raise
-            finally:
-                connection.execute("RELEASE tenure_enqueue")
-        except module.OperationalError as error:
-            if "locked" not in str(error):
-                raise self.file.explain(error) from error
-            raise errors.StoreBusy(
-                "Your transaction has read from this file and can no longer write: another "
-                "connection has written since. Start it with BEGIN IMMEDIATE, then enqueue."
-            ) from error
-        except module.Error as error:
-            raise self.file.explain(error) from error
-        finally:
-            connection.row_factory = factory
-        return receipts
-
-    def _same_file(self, connection: sqlite3.Connection) -> None:
-        if not self.file.ready:
-            if connection.in_transaction and self.file.missing():
-                raise errors.SchemaError(
-                    f"{self.file.path} has no Tenure tables yet and your transaction is open. "
-                    "Call app.migrate() once before it (at start-up)."
-                )
-            self.file.version()
-        for _no, name, path in connection.execute("PRAGMA database_list"):
-            if (
-                name == "main"
-                and path
-                and os.path.realpath(path) == os.path.realpath(self.file.path)
-            ):
-                return
-        raise errors.ConfigError(
-            f"conn= is open on another database than this app's {self.file.path}: the job would "
-            "not commit with your data. Connect to the same file."
-        )
+        with callers.joined(self.file, connection, self._sql["enqueue_lock"]) as cursor:
+            return self._enqueue(cursor, jobs, self.file.clock(), set(), False)
 
     def _enqueue(
         self,
-        db: sqlite3.Connection,
+        db: sqlite3.Connection | sqlite3.Cursor,
         jobs: Sequence[NewJob],
         now: int,
         known_queues: set[str],
@@ -143,7 +90,7 @@ class Enqueueing(SqliteBase):
         return receipts
 
     def _enqueue_one(
-        self, db: sqlite3.Connection, job: NewJob, now: int, known_queues: set[str]
+        self, db: sqlite3.Connection | sqlite3.Cursor, job: NewJob, now: int, known_queues: set[str]
     ) -> Receipt:
         """What `task.enqueue` mostly sends: the same rows with less around them."""
         id, terms, payload, delay_ms, at_ms, *_rest = job
@@ -182,7 +129,11 @@ class Enqueueing(SqliteBase):
         return bound
 
     def _add_edges(
-        self, db: sqlite3.Connection, jobs: list[NewJob], done: set[tuple[str, str]], now: int
+        self,
+        db: sqlite3.Connection | sqlite3.Cursor,
+        jobs: list[NewJob],
+        done: set[tuple[str, str]],
+        now: int,
     ) -> None:
         if not jobs:
             return

@@ -1,115 +1,86 @@
-"""One SQLite file shared by many processes: connections, the write gate, checkpoints, migrations.
+"""One SQLite file shared by many processes: transactions behind the gate, its log, migrations.
 
 Why a gate: with SQLite's busy time-out alone, 8 writing processes saw "database is locked" and
 between 46 and 37,341 commits each; behind `flock` on a file of our own, none and 7.7-15 k each.
-Why our own checkpoints: before 3.51.3 an automatic checkpoint racing a commit can lose it, so
-automatic ones are off and we truncate the log ourselves, under the gate.
 """
 
 from __future__ import annotations
 
-import fcntl
-import importlib
-import os
 import time
-import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tenure import errors, sql
-from tenure.stores.rows import death_handle
 from tenure.stores.sqlite import explaining
-from tenure.stores.sqlite.gate import Connection, GateWaiter
+from tenure.stores.sqlite.connections import Connections
+from tenure.stores.sqlite.gate import Connection, place_of
+from tenure.stores.sqlite.log import CHECKPOINT_BYTES, LONGEST_BYTES, LogWatch, wal_reset_bug
 
 if TYPE_CHECKING:
     import sqlite3
 
 SCHEMA_VERSION = 2
-CHECKPOINT_BYTES = 8 * 1024 * 1024
-LOOK_AT_LOG_EVERY = 0.02
-FIXED_VERSIONS = ((3, 51, 3), (3, 50, 7), (3, 44, 6))
 
 
 def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def wal_reset_bug(version: tuple[int, ...]) -> bool:
-    """SQLite 3.7.0 to 3.51.2 can lose a commit that races an automatic checkpoint."""
-    if version >= (3, 51, 3):
-        return False
-    return not any(version[:2] == fixed[:2] and version >= fixed for fixed in FIXED_VERSIONS)
-
-
 class Writing:
     """`with file.write() as db:`; a generator would take 5 µs longer, a tenth of our part of an
     enqueue."""
 
-    __slots__ = ("_connection", "_file")
+    __slots__ = ("_connection", "_create", "_file")
 
-    def __init__(self, file: SqliteFile) -> None:
+    def __init__(self, file: SqliteFile, create: bool) -> None:
         self._file = file
+        self._create = create
 
     def __enter__(self) -> sqlite3.Connection:
-        self._connection = self._file.begin()
+        self._connection = self._file.begin(self._create)
         return self._connection.db
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._file.end(self._connection, error)
 
 
-class SqliteFile:
-    def __init__(
-        self,
-        path: str,
-        *,
-        clock: Callable[[], int] = wall_ms,
-        busy_timeout: float = 15.0,
-        module: str = "sqlite3",
-    ) -> None:
-        self.path = os.path.abspath(path)
+class SqliteFile(Connections):
+    def __init__(self, path: str, *, clock: Callable[[], int] = wall_ms, **options: Any) -> None:
+        super().__init__(path, **options)
         self.clock = clock
-        self.busy_timeout = busy_timeout
-        self.module: Any = importlib.import_module(module)
-        self._idle: list[Connection] = []
-        self._all: list[Connection] = []
-        self._inherited: list[Connection] = []
+        self.fragile = wal_reset_bug(self.module.sqlite_version_info)
         self._watcher: Connection | None = None
-        self._ready = False
-        self._look_at_log = 0.0
-        self._next_checkpoint = 0  # unknown until the first write
-        this = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _forget(this()))
+        self._log_watch: LogWatch | None = None
 
-    # -- connections --------------------------------------------------------------------------
+    # -- transactions -------------------------------------------------------------------------
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
         """A connection outside any transaction: each statement sees the newest commit."""
-        connection = self._borrow()
+        connection = self._in_place(self.busy_timeout)
         try:
+            connection.wait_by_itself(self.busy_timeout)
             yield connection.db
         except self.module.Error as error:
             raise self.explain(error) from error
         finally:
             self._idle.append(connection)
 
-    def write(self) -> Writing:
-        """A write transaction: behind the gate, committed at the end of the block or not at all."""
-        return Writing(self)
+    def write(self, *, create: bool = False) -> Writing:
+        """A write transaction: behind the gate, committed at the end of the block or not at all.
+        Where the file has gone, only `create` makes another: whoever is about to put a backup
+        there must not find an empty one in its place."""
+        return Writing(self, create)
 
-    def begin(self) -> Connection:
-        connection = self._borrow()
+    def begin(self, create: bool = False) -> Connection:
+        connection = self._inside(self.busy_timeout, create)
         try:
-            self._enter(connection)
-            try:
-                self._checkpoint_when_large(connection.db)
-                connection.db.execute("BEGIN IMMEDIATE")
-            except BaseException:
-                fcntl.flock(connection.gate, fcntl.LOCK_UN)
-                raise
+            connection.begin(self.busy_timeout)
+            if self._log.full:
+                self._empty_log(connection)
+                connection.begin(self.busy_timeout)
         except BaseException as error:
-            self._idle.append(connection)
+            self._give_back(connection)
             if isinstance(error, self.module.Error):
                 raise self.explain(error) from error
             raise
@@ -117,21 +88,14 @@ class SqliteFile:
 
     def end(self, connection: Connection, error: BaseException | None) -> None:
         """Commit, or roll back after an error, which is explained if it is SQLite's."""
-        db = connection.db
         try:
             try:
                 if error is None:
-                    db.execute("COMMIT")
+                    connection.db.execute("COMMIT")
             finally:
-                try:
-                    if db.in_transaction:
-                        db.execute("ROLLBACK")
-                finally:
-                    fcntl.flock(connection.gate, fcntl.LOCK_UN)
+                self._give_back(connection)
         except self.module.Error as late:
             raise self.explain(late) from late
-        finally:
-            self._idle.append(connection)
         if isinstance(error, self.module.Error):
             raise self.explain(error) from error
 
@@ -141,13 +105,12 @@ class SqliteFile:
         file's only write lock, so after `limit` seconds it is rolled back under their hands."""
         from tenure.stores.sqlite.lending import Loan, lent_connection
 
-        if not self._ready:
-            self._open_first()
-        connection = self._connect(factory=lent_connection(self.module), cached_statements=0)
+        connection = self._new(factory=lent_connection(self.module), cached_statements=0)
         loan = Loan(connection, limit, self.path)
         try:
-            self._enter(connection)
-            connection.db.execute("BEGIN IMMEDIATE")
+            self._enter(connection, self.busy_timeout)
+            connection.begin(self.busy_timeout)
+            connection.wait_by_itself(self.busy_timeout)
             loan.start()
             yield connection.db
             loan.end()
@@ -160,8 +123,19 @@ class SqliteFile:
             raise self.explain(error) from error
         finally:
             loan.stop()
-            connection.db.close()  # an open transaction is rolled back
-            os.close(connection.gate)  # and the gate opened
+            self._close(connection)
+
+    @contextmanager
+    def gated(self, timeout: float) -> Iterator[None]:
+        """The gate, for a transaction on somebody else's connection that is yet to begin."""
+        connection = self._inside(timeout)
+        try:
+            if self._log.full:
+                connection.begin(timeout)
+                self._empty_log(connection)
+            yield
+        finally:
+            self._give_back(connection)
 
     def shrink(self, pages: int, rounds: int = 10) -> None:
         """Give free pages back to the file system, in bounded rounds; a few are left for reuse."""
@@ -174,10 +148,18 @@ class SqliteFile:
                 for _ in range(pages):  # Python's driver steps the pragma once: one page a call
                     db.execute("PRAGMA incremental_vacuum(1)")
 
-    @property
-    def ready(self) -> bool:
-        """This process has seen the schema up to date."""
-        return self._ready
+    def data_version(self) -> int:
+        """Moves when another connection commits, and when the file becomes another one."""
+        watcher = self._watcher
+        if watcher is None or watcher.place != place_of(self.name):
+            self.open()
+        if watcher is None or watcher.generation != self.generation:
+            self._watcher = None
+            if watcher is not None:
+                self._close(watcher)
+            self._watcher = watcher = self._new()
+        version: int = watcher.db.execute("PRAGMA data_version").fetchone()[0]
+        return self.generation << 32 | version
 
     def missing(self) -> bool:
         """No Tenure tables in the file yet; looks without taking any lock."""
@@ -187,134 +169,100 @@ class SqliteFile:
         except self.module.Error as error:
             raise self.explain(error) from error
         finally:
-            connection.db.close()
-            os.close(connection.gate)
+            self._close(connection)
 
     def close(self) -> None:
-        connections, self._all, self._idle = self._all, [], []
-        self._ready, self._watcher = False, None
-        for connection in connections:
-            connection.db.close()
-            os.close(connection.gate)
+        if self._log_watch is not None:
+            self._log_watch.stop()
+        self._watcher, self._log_watch = None, None
+        super().close()
 
-    def _borrow(self) -> Connection:
-        if not self._ready:
-            self._open_first()
-        try:
-            return self._idle.pop()
-        except IndexError:
-            connection = self._connect()
-            self._all.append(connection)
-            return connection
+    def after_fork(self) -> None:
+        self._watcher, self._log_watch = None, None
+        super().after_fork()
 
-    def _connect(self, **options: Any) -> Connection:
+    # -- the log ------------------------------------------------------------------------------
+    def _empty_log(self, holder: Connection) -> None:
+        """While `holder` has the write lock, which it gives back: whoever writes next finds all of
+        the log copied, and starts it anew."""
+        other = self._borrow()
         try:
-            gate = os.open(f"{self.path}-tenure.lock", os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise explaining.explain_open(self.path, error) from error
-        db = None
-        try:
-            db = self.module.connect(
-                self.path,
-                timeout=self.busy_timeout,
-                isolation_level=None,
-                check_same_thread=False,
-                **({"cached_statements": 256} | options),
-            )
-            db.execute("PRAGMA synchronous=FULL")
-            db.execute("PRAGMA temp_store=MEMORY")
-            db.execute("PRAGMA wal_autocheckpoint=0")
-            db.execute("PRAGMA cache_size=-16000")
-            db.create_function("tenure_death", 4, death_handle, deterministic=True)
-            db.executescript(sql.statements("sqlite")["temporary_tables"])
-        except self.module.Error as error:
-            if db is not None:
-                db.close()
-            os.close(gate)
-            raise self.explain(error) from error
-        return Connection(db, gate)
-
-    def data_version(self) -> int:
-        if self._watcher is None:
-            self._watcher = self._connect()
-            self._all.append(self._watcher)
-        version: int = self._watcher.db.execute("PRAGMA data_version").fetchone()[0]
-        return version
-
-    # -- the gate -----------------------------------------------------------------------------
-    def _enter(self, connection: Connection) -> None:
-        try:
-            fcntl.flock(connection.gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            pass
-        # flock cannot time out, so a thread of its own waits in it. Waiting in the kernel, not
-        # polling, is what makes the gate fair: a poller never hits the gap between two batches.
-        waiter = GateWaiter(connection.gate)
-        if not waiter.wait(self.busy_timeout):
-            connection.gate = os.open(f"{self.path}-tenure.lock", os.O_RDWR | os.O_CREAT, 0o666)
-            raise errors.StoreBusy(
-                f"Another process has been writing to {self.path} for more than "
-                f"{self.busy_timeout:g} s. Nothing was changed; try again. If it stays so, "
-                "`tenure doctor` shows who holds the file (a stopped process, a long transaction)."
-            )
-
-    def _checkpoint_when_large(self, db: sqlite3.Connection) -> None:
-        """Before our own write, which then starts the log anew while we hold the gate.
-
-        The file is kept and written over: a log that grows makes every commit's fsync journal the
-        new size as well (single commits: 3.2 k/s growing, 5.5 k/s in place). It is full again
-        when a commit had to make it longer.
-        """
-        now = time.monotonic()
-        if now < self._look_at_log:
-            return
-        self._look_at_log = now + LOOK_AT_LOG_EVERY
-        try:
-            size = os.stat(f"{self.path}-wal").st_size
-        except FileNotFoundError:
-            return
-        if self._next_checkpoint == 0 or size == 0:  # ours is new, or another process truncated
-            self._next_checkpoint = max(CHECKPOINT_BYTES, size + 1)
-        if size < self._next_checkpoint:
-            return
-        mode = "RESTART" if size < 4 * CHECKPOINT_BYTES else "TRUNCATE"
-        # A reader's open snapshot keeps the log from being started anew: do not wait for it with
-        # the gate held, come back when the log has grown again.
-        db.execute("PRAGMA busy_timeout=50")
-        try:
-            (busy, *_rest) = db.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+            _busy, frames, copied = other.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            holder.db.execute("ROLLBACK")
+            self._log.emptied(frames == copied)
+            if frames == copied and self._log.size >= LONGEST_BYTES:
+                self._cut_log(holder)
+        except self.module.Error:
+            self._log.emptied(False)  # a full disk, perhaps: the write itself will tell
         finally:
-            db.execute(f"PRAGMA busy_timeout={int(self.busy_timeout * 1000)}")
-        if busy:
-            self._next_checkpoint = size + CHECKPOINT_BYTES
-        else:
-            self._next_checkpoint = size + 1 if mode == "RESTART" else CHECKPOINT_BYTES
+            self._idle.append(other)
+            if holder.db.in_transaction:
+                holder.db.execute("ROLLBACK")
+
+    def _cut_log(self, holder: Connection) -> None:
+        """By a commit that starts it anew: a TRUNCATE would need nobody to be writing."""
+        db = holder.db
+        db.execute(f"PRAGMA journal_size_limit={CHECKPOINT_BYTES}")
+        try:
+            holder.begin(self.busy_timeout)
+            # A page must be written: SQLite sees through an UPDATE that changes nothing.
+            statements = sql.statements("sqlite")
+            db.execute(statements["add_queue"], {"queue": "", "now": 0})
+            db.execute(statements["enqueue_lock"])
+            db.execute("COMMIT")
+            self._log.cut(self.path)
+        finally:
+            db.execute("PRAGMA journal_size_limit=-1")
+
+    def empty_log_when_full(self, patience: float) -> None:
+        if not self._log.look(self.path):
+            return
+        connection = self._inside(patience)
+        try:
+            connection.begin(patience)
+            self._empty_log(connection)
+        except self.module.Error as error:
+            raise self.explain(error) from error
+        finally:
+            self._give_back(connection)
+
+    def watch_log(self) -> None:
+        """From now on this process keeps the log short, also while nobody calls."""
+        if self._log_watch is None:
+            self._log_watch = LogWatch(self)
+        elif time.monotonic() >= self._log.look_at and self._log.look(self.path):
+            self._log_watch.tell()
 
     # -- first open and migrations ------------------------------------------------------------
-    def _open_first(self) -> None:
+    def _open_first(self, create: bool = True, *, waiting: bool = True) -> None:
         """Several processes may open a new file at once: all of it happens behind the gate."""
-        connection = self._connect()
+        connection = self._connect(create)
         try:
-            if self._version(connection.db) < SCHEMA_VERSION:
+            (mode,) = connection.db.execute("PRAGMA journal_mode").fetchone()
+            if self._version(connection.db) < SCHEMA_VERSION or mode != "wal":
+                if not waiting:
+                    raise errors.SchemaError(
+                        f"{self.path} has no Tenure tables yet, or older ones, and your "
+                        "transaction is open. Call app.migrate() once before it (at start-up)."
+                    )
                 self._migrate(connection)
-        except self.module.Error as error:
-            raise self.explain(error) from error
-        finally:
-            connection.db.close()
-            os.close(connection.gate)
-        self._ready = True
+        except BaseException as error:
+            self._close(connection)
+            if isinstance(error, self.module.Error):
+                raise self.explain(error) from error
+            raise
+        self._opened(connection)
 
     def migrate(self) -> list[str]:
         connection = self._connect()
         try:
             names = self._migrate(connection)
-        except self.module.Error as error:
-            raise self.explain(error) from error
-        finally:
-            connection.db.close()
-            os.close(connection.gate)
-        self._ready = True
+        except BaseException as error:
+            self._close(connection)
+            if isinstance(error, self.module.Error):
+                raise self.explain(error) from error
+            raise
+        self._opened(connection)
         return names
 
     def version(self) -> int:
@@ -324,11 +272,13 @@ class SqliteFile:
     def _migrate(self, connection: Connection) -> list[str]:
         """Each migration commits with its own stamp, so a killed run goes on where it stopped."""
         db, applied = connection.db, []
-        self._enter(connection)
+        self._enter(connection, self.busy_timeout)
         try:
             if db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
                 db.execute("PRAGMA auto_vacuum=INCREMENTAL")  # only a new, empty file takes it
-                db.execute("PRAGMA journal_mode=WAL")
+                (mode,) = db.execute("PRAGMA journal_mode=WAL").fetchone()
+                if mode != "wal":
+                    raise explaining.no_log(self.path, mode)
             version = self._version(db)
             for migration in sql.migrations("sqlite"):
                 if migration.version <= version:
@@ -347,7 +297,7 @@ class SqliteFile:
                     raise
                 applied.append(f"{migration.version:04d}_{migration.name}")
         finally:
-            fcntl.flock(connection.gate, fcntl.LOCK_UN)
+            connection.gate.leave()
         return applied
 
     def _version(self, db: sqlite3.Connection) -> int:
@@ -371,21 +321,6 @@ class SqliteFile:
                 "another file."
             )
         return version
-
-    # -- errors -------------------------------------------------------------------------------
-    def explain(self, error: Exception) -> errors.StoreError:
-        return explaining.explain(self.path, self.busy_timeout, error)
-
-
-def _forget(file: SqliteFile | None) -> None:
-    """In a forked child: the parent's connections must be neither used nor closed here."""
-    if file is None:
-        return
-    for connection in file._all:
-        with suppress(OSError):
-            os.close(connection.gate)
-    file._inherited += file._all  # kept referenced, so never finalised
-    file._all, file._idle, file._ready, file._watcher = [], [], False, None
 
 
 def split_statements(text: str, module: Any) -> list[str]:

@@ -9,7 +9,6 @@ handler's is one turn, and the rollback is one.
 
 from __future__ import annotations
 
-import fcntl
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -120,7 +119,7 @@ class Loan:
                 if db.in_transaction:
                     db.say("ROLLBACK")
             finally:
-                fcntl.flock(self._connection.gate, fcntl.LOCK_UN)
+                self._connection.gate.leave()
 
 
 @cache
