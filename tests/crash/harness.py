@@ -98,6 +98,10 @@ def eventually(
         time.sleep(every)
 
 
+def p95(figures: Sequence[float]) -> float:
+    return sorted(figures)[int(len(figures) * 0.95)]
+
+
 class Worker:
     """One `tenure worker`: a supervisor process, and through it its children."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from places import only
 
-from .harness import Workshop, eventually, gone
+from .harness import Workshop, eventually, gone, p95
 
 HOLD = """
     @app.task
@@ -271,6 +271,59 @@ def test_a_hundred_jobs_of_a_killed_worker_start_again_at_once(
     shop.touch("go")
     shop.wait_for("completed", 110)
     assert {(shop.job(id).crashes, shop.job(id).losses) for id in ids} == {(0, 1)}
+
+
+SUSPECTS = """
+    @app.task(timeout=300)
+    async def held(ctx: tenure.Context, n: int) -> int:
+        say("held", n, ctx.attempt)
+        await asyncio.sleep(300 if ctx.attempt == 1 else 0.5)
+        return n
+
+    @app.task
+    async def quick(asked: float) -> None:
+        say("quick", time.time() - asked)
+"""
+
+
+def test_after_a_child_s_death_suspects_run_a_few_at_a_time_and_healthy_jobs_do_not_wait(
+    workshop: Callable[..., Workshop],
+) -> None:
+    shop = workshop(SUSPECTS)
+    worker = shop.worker(concurrency=60)
+
+    def pick_up() -> float:
+        """The p95 of a hundred jobs a second, in milliseconds."""
+        before = shop.count("quick")
+        for _ in range(100):
+            shop.jobs.quick.enqueue(time.time())
+            time.sleep(0.01)
+        shop.wait_said("quick", times=before + 100)
+        waits = [float(line[1]) * 1000 for line in shop.said() if line[0] == "quick"]
+        return p95(waits[before:])
+
+    shop.app.result(shop.jobs.quick.enqueue(time.time()).id, timeout=20)
+    without = pick_up()
+    ids = [r.id for r in shop.app.enqueue_many([shop.jobs.held.job(n) for n in range(30)])]
+    shop.wait_said("held", times=30)
+    (crowded,) = worker.children(lone=False)
+    os.kill(crowded, signal.SIGKILL)
+    shop.app.result(shop.jobs.quick.enqueue(time.time()).id, timeout=20)
+    shop.wait_said("held", times=31)
+
+    beside, most = [], 0
+    while len(beside) < 3 and shop.count("held") < 60:
+        beside.append(pick_up())
+        most = max(most, len(worker.children()) - 1)
+        if beside[-1] <= 2 * without + 50:
+            break
+    done = shop.count("held") - 30
+    print(f"\np95 {without:.0f} ms without, {min(beside):.0f} beside suspects ({done} of 30 begun)")
+    assert min(beside) <= 2 * without + 50
+    assert 1 <= most <= 5  # four, and one that is being buried
+    eventually(lambda: shop.job(ids[0]).terminal, within=60, what="the first one's end")
+    assert {shop.job(id).crashes for id in ids} == {1}
+    assert {shop.job(id).losses for id in ids} == {0}
 
 
 @only("sqlite", "no store is open yet when it happens")
