@@ -242,7 +242,7 @@ LASTING = """
         say("quick", n)
         return n
 """
-AT_ONCE = 5.0  # 0.3 s on an idle machine
+AT_ONCE = 5.0  # 0.2 to 0.3 s measured; a busy machine takes longer
 
 
 def test_a_hundred_jobs_of_a_killed_worker_start_again_at_once(
