@@ -82,7 +82,7 @@ def test_a_job_that_kills_its_supervisor_is_lost_in_the_end_and_never_poison(
         """
         @app.task
         async def regicide(ctx: tenure.Context) -> None:
-            say("regicide", ctx.job.losses, sys.argv[-1])  # that: whether this process takes one job
+            say("regicide", ctx.job.losses, sys.argv[-1])  # it takes one job
             os.kill(os.getppid(), 9)
             await asyncio.sleep(30)
 
