@@ -169,6 +169,23 @@ class Prune(NamedTuple):
     tasks: Mapping[str, Keep] = MappingProxyType({})
     workers: float = 30 * 86_400  # as long as events that name them
     batch: int = 1000
+    days: bool = True  # whole days too, where the store keeps them apart
+
+
+class Pruned(NamedTuple):
+    """Rows that a pass of retention has removed, by kind, and tables of a whole day. `held`: what
+    kept it from removing more of those."""
+
+    removed: dict[str, int]
+    days: int = 0
+    held: str | None = None
+
+
+class Turn(NamedTuple):
+    """Upkeep of the whole store: when a pass of it last began, and what was said at its end."""
+
+    at: int
+    note: dict[str, Any]
 
 
 Accepted = Literal["accepted", "repeated", "refused"]
@@ -338,6 +355,12 @@ class Store(Protocol):
         """Whether this pass of upkeep (`retention`, `events`) is the caller's: one in `every`
         seconds for all workers of the store, whoever asks first."""
 
+    def end_turn(self, upkeep: str, note: Mapping[str, object]) -> None:
+        """What was done in it, for whoever looks."""
+
+    def turns(self) -> dict[str, Turn]:
+        """Every kind of upkeep, and its last pass."""
+
     def next_due(self, queues: Sequence[str], *, now_ms: int | None = None) -> int | None:
         """Milliseconds until the next job of these queues is due that was to run later; None when
         there is none. What was due when the last claim looked does not count: it is not for this
@@ -408,9 +431,9 @@ class Store(Protocol):
 
     def resume(self, queue: str, *, actor: Actor) -> None: ...
 
-    def prune(self, keep: Prune, *, now_ms: int | None = None) -> Mapping[str, int]:
+    def prune(self, keep: Prune, *, now_ms: int | None = None) -> Pruned:
         """One bounded pass of retention: finished and dead jobs, events, expired keys, dead
-        worker rows, rollups folded. What was removed, by kind."""
+        worker rows, rollups folded. Nothing goes before the owner's floors (`settings`)."""
 
     def settings(self) -> dict[str, str]:
         """What the owner has laid down: `keep_history`, `keep_events` (milliseconds that finished

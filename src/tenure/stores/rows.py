@@ -11,7 +11,7 @@ import msgspec
 from tenure import outcome
 from tenure.errors import JobError
 from tenure.job import Actor, ClaimedJob, NewJob, Terms, moment
-from tenure.store import DeadGroup, Filter, QueueInfo, WorkerInfo
+from tenure.store import DeadGroup, Filter, QueueInfo, Turn, WorkerInfo
 from tenure.stores.listing import CAP, capped
 
 if TYPE_CHECKING:
@@ -118,6 +118,10 @@ def in_order(jobs: list[ClaimedJob]) -> list[ClaimedJob]:
 
 def workers_from(rows: Iterable[tuple[Any, ...]]) -> list[WorkerInfo]:
     return [WorkerInfo._make((*row[:12], _decoded(row[12]), row[13])) for row in rows]
+
+
+def turns_from(rows: Iterable[tuple[Any, ...]]) -> dict[str, Turn]:
+    return {name: Turn(at, _decoded(note)) for name, at, note in rows}
 
 
 def queues_from(

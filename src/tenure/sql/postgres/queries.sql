@@ -172,6 +172,24 @@ SELECT tenure.sign_off(%(worker)s, %(worker_id)s, %(now)s);
 -- name: take_turn
 SELECT tenure.take_turn(%(name)s, %(every_ms)s, %(now)s);
 
+-- name: end_turn
+UPDATE tenure.upkeep SET note = %(note)s WHERE name = %(name)s;
+
+-- name: turns
+SELECT name, at, note FROM tenure.upkeep;
+
+-- Who has a lock on a day of history or events, or on all of them; the oldest transactions first. Of
+-- other roles' sessions not everybody may see since when; prepared transactions have no session.
+-- name: lock_holders
+SELECT l.pid, a.usename, a.application_name,
+       extract(epoch FROM clock_timestamp() - a.xact_start)::double precision
+  FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+ WHERE l.locktype = 'relation' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
+   AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+   AND l.relation IN (to_regclass('tenure.' || %(partition)s),
+                      to_regclass('tenure.' || split_part(%(partition)s, '_', 1)))
+ ORDER BY a.xact_start, l.pid LIMIT 1;
+
 -- What the owner has laid down.
 -- name: settings
 SELECT name, value FROM tenure.settings;

@@ -567,6 +567,12 @@ ON CONFLICT (name) DO UPDATE SET at = :now
   WHERE at NOT BETWEEN :now - :every_ms + 1 AND :now + :every_ms
 RETURNING at;
 
+-- name: end_turn
+UPDATE tenure_upkeep SET note = :note WHERE name = :name;
+
+-- name: turns
+SELECT name, at, note FROM tenure_upkeep;
+
 -- What the owner has laid down.
 -- name: settings
 SELECT name, value FROM tenure_settings;
@@ -867,10 +873,11 @@ DELETE FROM tenure_history WHERE id IN
                        WHERE d.needs = h.id)
     ORDER BY completed_at LIMIT :most);
 
--- Keep the last N of a task: everything older goes, a bounded batch at a time.
+-- Keep the last N of a task: everything older goes, a bounded batch at a time, though not before the
+-- owner's floor.
 -- name: prune_history_last
 DELETE FROM tenure_history WHERE id IN
-  (SELECT id FROM (SELECT id FROM tenure_history WHERE type = :type
+  (SELECT id FROM (SELECT id FROM tenure_history WHERE type = :type AND completed_at < :before
                     ORDER BY completed_at DESC LIMIT :most OFFSET :last) h
     WHERE NOT EXISTS (SELECT 1 FROM tenure_edges d CROSS JOIN tenure_jobs j ON j.id = d.job
                        WHERE d.needs = h.id));
