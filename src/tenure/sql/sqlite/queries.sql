@@ -577,6 +577,9 @@ SELECT name, at, note FROM tenure_upkeep;
 -- name: settings
 SELECT name, value FROM tenure_settings;
 
+-- name: audit_floor
+SELECT value FROM tenure_settings WHERE name = 'audit';
+
 -- name: lay_down
 INSERT INTO tenure_settings (name, value, set_at, set_by) VALUES (:name, :value, :now, :by)
 ON CONFLICT (name) DO UPDATE SET value = :value, set_at = :now, set_by = :by;

@@ -78,7 +78,7 @@ class Finishing(Enqueueing):
         if len(rows) < len(ended):
             fence, rows = "finish_fence", list(map(finish_row, ended))
         named = {"worker": worker.no, "worker_id": worker.id}
-        parameters = named | {"rows": to_json(rows), "now": now, "audit": self.audit}
+        parameters = named | {"rows": to_json(rows), "now": now, "audit": self._trail(db)}
         db.execute("DELETE FROM temp.ended")
         passed = db.execute(self._sql[fence], parameters).rowcount
         if passed == len(ended):

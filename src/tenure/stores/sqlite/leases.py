@@ -81,7 +81,7 @@ class Leases(Finishing):
                 "beat": beat,
                 "reason": reason,
                 "now": self._now(now_ms),
-                "audit": self.audit,
+                "audit": self._trail(db),
             }
             if db.execute(self._sql["rescue_declare"], parameters).fetchone() is None:
                 return None
