@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from places import PostgresPlace, SqlitePlace
 from tenure.app import open_store
 from tenure.config import Settings
 from tenure.store import Store
@@ -123,10 +124,17 @@ def test_doctor_says_when_workers_run_and_retention_does_not(
 ) -> None:
     enlist(store)
     hour_ago = int(time.time() * 1000) - 3_600_000
-    statement = f"UPDATE {'tenure_' if url.startswith('sqlite:') else 'tenure.'}workers SET started_at"
-    Place(url).sql(f"{statement} = {hour_ago}")
+    place = (
+        SqlitePlace(Path(url.removeprefix("sqlite:///")))
+        if url.startswith("sqlite:")
+        else PostgresPlace(url)
+    )
+    place.sql("UPDATE tenure_workers SET started_at = ?", hour_ago)
     assert store.take_turn("retention", 60, now_ms=hour_ago)
 
     (found,) = said(tenure.shop("doctor", "--json"), "retention")
 
-    assert found == ("warning", "last ran 60 min ago, though workers run: what is past its time stays")
+    assert found == (
+        "warning",
+        "last ran 60 min ago, though workers run: what is past its time stays",
+    )
