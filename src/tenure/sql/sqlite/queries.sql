@@ -689,6 +689,9 @@ SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.pr
  WHERE e.seq > :after AND (:org IS NULL OR e.org = :org)
  ORDER BY e.seq LIMIT :most;
 
+-- name: last_event
+SELECT coalesce(max(seq), 0) FROM tenure_events;
+
 -- Of one queue: due, later, waiting, running, dead, first ready_at; each counted up to :most.
 -- name: queue_counts
 SELECT :queue, d.jobs + l.due + s.due, l.later + s.later, w.jobs, 0, x.jobs,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tenure.job import STATUSES
-from tenure.store import DeadGroup, Filter, Page, QueueInfo, Rollup, Totals
+from tenure.store import DeadGroup, EventPage, Filter, Page, QueueInfo, Rollup, Totals
 from tenure.stores import listing
 from tenure.stores.listing import CAP, WALK, Walked
 from tenure.stores.rows import event_from, groups_from, job_from, queues_from
@@ -17,7 +17,7 @@ from tenure.stores.sqlite.retention import Retention
 if TYPE_CHECKING:
     import sqlite3
 
-    from tenure.stored import Event, Job
+    from tenure.stored import Job
 
 LAST_ID = "~"  # behind every ULID
 MOST_GROUPS = 1000
@@ -96,11 +96,14 @@ class Reading(Retention):
         org: str | None = None,
         after: int = 0,
         limit: int = 100,
-    ) -> list[Event]:
+    ) -> EventPage:
+        """One writer: numbers appear in their order, so whatever is there is final."""
         name = "events_all" if job_id is None else "events_of_job"
         parameters = {"job_id": job_id, "org": org, "after": after, "most": limit}
         with self.file.read() as db:
-            return [event_from(row) for row in db.execute(self._sql[name], parameters).fetchall()]
+            rows = db.execute(self._sql[name], parameters).fetchall()
+            (final,) = db.execute(self._sql["last_event"]).fetchone()
+        return EventPage([event_from(row) for row in rows], final)
 
     def dead_groups(self, where: Filter, *, limit: int = 100) -> list[DeadGroup]:
         rows: list[tuple[Any, ...]] = []
