@@ -11,7 +11,7 @@ import msgspec
 from tenure import outcome
 from tenure.errors import JobError
 from tenure.job import Actor, ClaimedJob, NewJob, Terms, moment
-from tenure.store import DeadGroup, Filter, QueueInfo, WorkerInfo
+from tenure.store import DeadGroup, Filter, Finding, QueueInfo, WorkerInfo
 from tenure.stores.listing import CAP, capped
 
 if TYPE_CHECKING:
@@ -158,6 +158,25 @@ def groups_from(rows: Iterable[tuple[Any, ...]], where: Filter, limit: int) -> l
         found[new[:4]] = new
     groups = sorted(found.values(), key=lambda group: (-group.jobs, -group.last_ms))[:limit]
     return [group._replace(jobs=min(group.jobs, CAP), capped=group.jobs > CAP) for group in groups]
+
+
+def waiting_for_the_dead(row: tuple[Any, ...]) -> list[Finding]:
+    """What `doctor` says of jobs that go on only when somebody decides: how many, and the first of
+    them with what it waits for and how that has ended."""
+    jobs, job, needs, status = row
+    if not jobs:
+        return []
+    waits = f"job {job} waits" if jobs == 1 else f"{jobs:,} jobs wait, like {job},"
+    how = "has failed" if status == "failed" else "is a dead letter"
+    return [
+        Finding(
+            "waiting",
+            "warning",
+            f"{waits} for {needs}, which {how} but may still be replayed",
+            f"`tenure replay {needs}` runs it again; `tenure discard {needs}` gives it up and "
+            'cancels what waits for it; after_failed="cancel" does so by itself',
+        )
+    ]
 
 
 def shared_parameters(terms: Terms) -> dict[str, Any]:

@@ -156,6 +156,15 @@ SELECT wanted.name
 SELECT (SELECT count(*) FROM (SELECT 1 FROM tenure.history_other LIMIT %(most)s) h)::integer,
        (SELECT count(*) FROM (SELECT 1 FROM tenure.events_other LIMIT %(most)s) e)::integer;
 
+-- Jobs that wait for dead ones, among so many that wait, and the first of them.
+-- name: waiting_for_the_dead
+SELECT count(DISTINCT e.job)::integer, tenure.ulid((array_agg(e.job ORDER BY e.job, e.needs))[1]),
+       tenure.ulid((array_agg(e.needs ORDER BY e.job, e.needs))[1]),
+       (array_agg(n.status ORDER BY e.job, e.needs))[1]::text
+  FROM (SELECT e.job, e.needs FROM tenure.edges e WHERE NOT e.met LIMIT %(most)s) e
+ CROSS JOIN LATERAL (SELECT n.status FROM tenure.jobs n
+                      WHERE n.id = e.needs AND n.completed_at IS NOT NULL LIMIT 1) n;
+
 -- Tables of ours that somebody publishes the changes of, and whose rows nothing identifies: there
 -- every UPDATE and DELETE is refused. Asked of the partitions: what becomes of a parent's rows is
 -- their affair.

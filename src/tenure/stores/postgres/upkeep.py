@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tenure.store import Finding
 from tenure.stores.postgres.activity import span
 from tenure.stores.postgres.examining import Examination
+from tenure.stores.rows import waiting_for_the_dead
 
 DEAD_TUPLES = 100_000
 # Autovacuum looks every minute: rows that died since its last round say nothing yet. So many that
@@ -14,6 +15,7 @@ DEAD_TUPLES = 100_000
 VACUUMED_SECONDS = 600.0
 UNREMOVED = 10
 OTHER_ROWS = 100_000
+WAITING_ROWS = 20_000
 BEHIND_BYTES = 1 << 30  # of log that a slot in use keeps from being removed
 RELOAD = "SELECT pg_reload_conf()"
 
@@ -98,6 +100,10 @@ def partitions(examination: Examination) -> list[Finding]:
     return findings or [Finding("partitions", "ok", f"{text}{counts[1]:,} events")]
 
 
+def dependencies(examination: Examination) -> list[Finding]:
+    return waiting_for_the_dead(examination.ask("waiting_for_the_dead", most=WAITING_ROWS)[0])
+
+
 def replication(examination: Examination) -> list[Finding]:
     schema = examination.schema
     findings = [
@@ -133,4 +139,5 @@ CHECKS: dict[str, Callable[[Examination], list[Finding]]] = {
     "vacuum": vacuum,
     "partitions": partitions,
     "replication": replication,
+    "waiting": dependencies,
 }
