@@ -33,7 +33,7 @@ def store(make_database: Callable[..., str]) -> Iterator[PostgresStore]:
 
 
 class OldProgram:
-    """Enqueues by the door both versions have, and reads what it stored, until it is told to end."""
+    """Enqueues by the door that both versions have, until it is told to end."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -115,7 +115,8 @@ def test_a_migration_that_was_cut_off_goes_on(store: PostgresStore) -> None:
             "CREATE INDEX jobs_death ON tenure.jobs (queue, type) WHERE completed_at IS NOT NULL"
         )
         owner.execute(
-            "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'tenure.jobs_death'::regclass"
+            "UPDATE pg_index SET indisvalid = false "
+            "WHERE indexrelid = 'tenure.jobs_death'::regclass"
         )
 
     assert store.migrate() == ["0002_promises"]
