@@ -3,6 +3,7 @@ published to somebody else."""
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import threading
@@ -42,7 +43,9 @@ SETTINGS: dict[str, str | int] = {
 @pytest.fixture(scope="module")
 def server() -> Iterator[servers.PostgresServer]:
     """One that can be replicated from, and that prepares transactions."""
-    with servers.require(lambda: servers.PostgresServer(settings=SETTINGS)) as made:
+    asked = os.environ.get("TENURE_TEST_POSTGRES_MAJOR")
+    major = int(asked) if asked else None
+    with servers.require(lambda: servers.PostgresServer(major=major, settings=SETTINGS)) as made:
         yield made
 
 
