@@ -98,8 +98,8 @@ class Page(NamedTuple):
 
 
 class EventPage(NamedTuple):
-    """Events in the order of their numbers. `final`: none can appear any more before the last
-    one that could be shown; `held_by` says who keeps it from being a later one."""
+    """Events in the order of their numbers. `final`: up to this number none can appear any more,
+    and no later one is shown; `held_by` names who has kept it from growing for a while."""
 
     events: list[Event]
     final: int
@@ -384,8 +384,9 @@ class Store(Protocol):
         org: str | None = None,
         after: int = 0,
         limit: int = 100,
-    ) -> list[Event]:
-        """Oldest first, one page; continue with `after=` the last seq."""
+    ) -> EventPage:
+        """Oldest first, one page; continue with `after=` the last seq. Who does so sees every event
+        once: of all jobs only those are shown before which none can appear any more."""
 
     def dead_groups(self, where: Filter, *, limit: int = 100) -> list[DeadGroup]:
         """Dead jobs grouped by what they died of, largest group first; each counted to 10,000."""

@@ -165,7 +165,7 @@ def test_a_reader_of_events_misses_nothing_because_of_a_prune(store: Store, cloc
 
     id = put(store)
 
-    assert [event.job_id for event in store.events(after=last)] == [id]
+    assert [event.job_id for event in store.events(after=last).events] == [id]
 
 
 def test_rows_of_dead_workers_go_and_those_of_living_ones_stay(store: Store, clock: Clock) -> None:

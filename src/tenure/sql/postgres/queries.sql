@@ -295,12 +295,34 @@ SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.pr
    AND (%(org)s::text IS NULL OR e.org = %(org)s)
  ORDER BY e.seq LIMIT %(most)s;
 
+-- Up to the horizon and no further.
 -- name: events_all
 SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.project,
        e.actor_type, e.actor_id, e.request_id, e.correlation_id, w.id, e.data
   FROM tenure.events e LEFT JOIN tenure.workers w ON w.no = e.worker
- WHERE e.seq > %(after)s AND (%(org)s::text IS NULL OR e.org = %(org)s)
+ WHERE e.seq > %(after)s AND e.seq <= %(final)s AND (%(org)s::text IS NULL OR e.org = %(org)s)
  ORDER BY e.seq LIMIT %(most)s;
+
+-- Up to which number no event can appear any more, as it was last noted; the last number drawn, and
+-- who may still be writing since; whether this is a standby, where they cannot be seen.
+-- name: event_horizon
+SELECT u.value, w.last, w.writers, pg_is_in_recovery()
+  FROM tenure.upkeep u, tenure.event_writers() w WHERE u.name = 'events';
+
+-- Who they are; NULLs for a role that may not look into other roles' sessions.
+-- name: event_holders
+SELECT l.pid, p.gid, coalesce(a.usename, p.owner)::text, a.application_name, a.state,
+       extract(epoch FROM coalesce(a.xact_start, p.prepared))::float8
+  FROM (SELECT l.pid, max(l.transactionid::text) AS xid FROM pg_locks l
+         WHERE l.virtualtransaction = ANY (%(writers)s::text[])
+         GROUP BY l.pid, l.virtualtransaction) l
+       LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+       LEFT JOIN pg_prepared_xacts p
+              ON l.pid IS NULL AND l.xid = p.transaction::text
+ ORDER BY 6;
+
+-- name: note_horizon
+UPDATE tenure.upkeep SET value = %(final)s WHERE name = 'events' AND value < %(final)s;
 
 -- Per queue: due, later, waiting, running, dead, first ready_at; counted up to %(most)s.
 -- name: queue_counts

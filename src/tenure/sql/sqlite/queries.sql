@@ -682,6 +682,12 @@ SELECT j.type, j.status, coalesce(j.error_code, ''), coalesce(j.error_place, '')
          WHERE :org IS NULL OR org = :org) g
   CROSS JOIN tenure_jobs j ON j.id = g.sample;
 
+-- Jobs that wait for dead ones, among so many that wait, and the first of them.
+-- name: waiting_for_the_dead
+SELECT count(DISTINCT d.job), d.job, d.needs, n.status, min(d.job || d.needs)
+  FROM (SELECT job, needs FROM tenure_edges WHERE met = 0 LIMIT :most) d
+ CROSS JOIN tenure_jobs n ON n.id = d.needs AND n.completed_at IS NOT NULL;
+
 -- name: events_of_job
 SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.project,
        e.actor_type, e.actor_id, coalesce(e.request_id, e.job_id),
@@ -697,6 +703,9 @@ SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.pr
   FROM tenure_events e LEFT JOIN tenure_workers w ON w.no = e.worker
  WHERE e.seq > :after AND (:org IS NULL OR e.org = :org)
  ORDER BY e.seq LIMIT :most;
+
+-- name: last_event
+SELECT coalesce(max(seq), 0) FROM tenure_events;
 
 -- Of one queue: due, later, waiting, running, dead, first ready_at; each counted up to :most.
 -- name: queue_counts

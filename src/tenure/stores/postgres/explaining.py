@@ -20,8 +20,9 @@ ROLLED_BACK = frozenset({"40001", "40P01", "55P03", "53300", "57P03"})
 UNKNOWN = frozenset({"25006", "57014", "57P01", "57P02", "57P05"})
 BUSY = frozenset({"40001", "40P01", "55P03", "53300", "57014"})
 # About a prepared statement, before anything ran: the tables changed under it, or a pooler gave us
-# another server's session. With new connections it cannot happen again.
-STALE = frozenset({"0A000", "26000", "42P05"})
+# another server's session. Or a migration replaced a function and its types in the middle of a call
+# (XX000, 42883), which is rolled back. With new connections it cannot happen again.
+STALE = frozenset({"0A000", "26000", "42P05", "XX000", "42883"})
 NO_SCHEMA = frozenset({"3F000", "42P01", "42883"})
 # Classes whose primary message names objects and settings, never values.
 TELLING = ("08", "25", "28", "3D", "3F", "40", "42", "53", "55", "57", "58", "XX")

@@ -18,7 +18,7 @@ from tenure.store import Accepted, AsyncSettlement, Registration, Settlement
 from tenure.stores.postgres.base import to_json
 from tenure.stores.postgres.database import to_uuid_text, to_uuids
 from tenure.stores.postgres.enqueue import Enqueueing
-from tenure.stores.rows import finish_row
+from tenure.stores.rows import decoded, finish_row
 
 EDGES_PER_PASS = 1000
 FIRST_ID = "00000000-0000-0000-0000-000000000000"
@@ -150,10 +150,7 @@ class Finishing(Enqueueing):
 
     def results(self, job_id: str) -> dict[str, tuple[str, Any]]:
         rows = self._rows("results", {"job": to_uuid_text(job_id)})
-        return {
-            needs: (status, None if result is None else msgspec.json.decode(result))
-            for needs, status, result in rows
-        }
+        return {needs: (status, decoded(result)) for needs, status, result in rows}
 
     @contextmanager
     def transaction(self, limit: float) -> Iterator[Settlement]:

@@ -44,6 +44,7 @@ class Retention(PostgresBase):
         }
         if keep.days:
             days, held = self._turn_partitions(own_days, clock, own_terms)
+        self.horizon.note()
         whole_days = keep.completed >= 2 * DAY_SECONDS
         usual = keep.completed + (DAY_SECONDS if whole_days else 0)
         for (type_,) in self._rows("prune_types", {}):
