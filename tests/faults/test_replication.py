@@ -6,6 +6,7 @@ seen, and is gone after a failover: whoever hears the warning has been promised 
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -180,6 +181,18 @@ def test_a_role_that_hides_warnings(pair: Pair, database: str, app: tenure.App) 
         app.enqueue_many(jobs_of(app))
 
 
+def test_through_a_pooler(pair: Pair, database: str, app: tenure.App) -> None:
+    with servers.require(lambda: servers.Pgbouncer(pair.primary)) as bouncer:
+        behind = tenure.App(bouncer.url(database), **SETTINGS)
+        add_tasks(behind)
+        behind.enqueue("work", {"n": 0}, queue="warm")
+        pair.lose_standby()
+        for jobs in ways(behind).values():
+            with pytest.raises(tenure.StoreUnavailable, match=CONFIRM):
+                behind.enqueue_many(jobs)
+        behind.close()
+
+
 def test_somebody_else_cancels_the_wait(pair: Pair, database: str, app: tenure.App) -> None:
     """Before our time is up: the call is made again, and has its answer when there is a standby."""
     patient = tenure.App(pair.primary.url(database), **SETTINGS | {"busy_timeout": 30})
@@ -274,40 +287,45 @@ def test_a_finish_that_no_standby_confirms(pair: Pair, app: tenure.App) -> None:
     assert store.settled(ended[0].id, ended[0].lease_no)
 
 
-@pytest.mark.parametrize("kind", ["def", "async def"])
+@pytest.mark.parametrize(
+    ("kind", "cancelled"), [("def", True), ("def", False), ("async def", True)]
+)
 def test_a_handlers_transaction_that_no_standby_confirms(
-    pair: Pair, database: str, app: tenure.App, kind: str, caplog: pytest.LogCaptureFixture
+    pair: Pair,
+    database: str,
+    app: tenure.App,
+    kind: str,
+    cancelled: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Its one attempt is not spent, its rows are there once, it ends when the standby has it."""
+    """The reply to its COMMIT says so, or does not come while we wait for it.
+
+    Its one attempt is not spent, its rows are there once, it ends when the standby has it."""
     pair.primary.execute("CREATE TABLE ledger (entry text)", database=database)
     begun, go = threading.Event(), threading.Event()
     insert = "INSERT INTO ledger VALUES ('paid')"
 
-    @app.task(name="pay", retry=tenure.Retry(attempts=1), queue="pay")
     def pay(ctx: tenure.Context) -> None:
         begun.set()
         assert go.wait(60)
         with ctx.transaction() as conn:
             conn.execute(insert)
 
-    if kind == "async def":
-        import asyncio
+    async def apay(ctx: tenure.Context) -> None:
+        begun.set()
+        assert await asyncio.to_thread(go.wait, 60)
+        async with ctx.transaction() as conn:
+            await conn.execute(insert)
 
-        async def apay(ctx: tenure.Context) -> None:
-            begun.set()
-            assert await asyncio.to_thread(go.wait, 60)
-            async with ctx.transaction() as conn:
-                await conn.execute(insert)
-
-        del app.tasks["pay"]
-        app.task(name="pay", retry=tenure.Retry(attempts=1), queue="pay")(apay)
-
+    decorate = app.task(name="pay", retry=tenure.Retry(attempts=1), queue="pay")
+    decorate(pay if kind == "def" else apay)
     id = app.enqueue("pay").id
-    with app.worker(queues="pay") as _:
+    with app.worker(queues="pay"):
         assert begun.wait(20)
         pair.lose_standby()
         go.set()
-        pair.cancel_wait(database, "tenure handler")
+        if cancelled:
+            pair.cancel_wait(database, "tenure handler")
         eventually(lambda: "uncharged" in caplog.text, what="a run that is not sure of its end")
         pair.heal()
         eventually(lambda: app.get(id).status == "completed", within=30, what="the job's end")

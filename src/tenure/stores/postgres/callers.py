@@ -86,7 +86,7 @@ def on_psycopg(connection: psycopg.Connection[Any], order: Order) -> list[Receip
     """A cursor of our own making: theirs may be of another kind or make rows of another kind."""
     with (
         explained(),
-        confirmed(connection),
+        Confirmed(connection),
         psycopg.Cursor(connection, row_factory=tuple_row) as cursor,
     ):
         rows = cursor.execute(order.statement, order.parameters).fetchall()
@@ -95,7 +95,7 @@ def on_psycopg(connection: psycopg.Connection[Any], order: Order) -> list[Receip
 
 
 async def on_psycopg_async(connection: psycopg.AsyncConnection[Any], order: Order) -> list[Receipt]:
-    with explained(), confirmed(connection):
+    with explained(), Confirmed(connection):
         async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
             await cursor.execute(order.statement, order.parameters)
             rows = await cursor.fetchall()
@@ -107,7 +107,7 @@ async def on_psycopg_async(connection: psycopg.AsyncConnection[Any], order: Orde
 async def on_asyncpg(connection: Any, order: Order) -> list[Receipt]:
     statement, values = numbered(order.statement, order.parameters)
     driver = getattr(connection, "_con", connection)  # a pool lends a proxy of it
-    with explained(), confirmed(driver):
+    with explained(), Confirmed(driver):
         rows = await connection.fetch(statement, *values)
     follow(driver, order)
     return receipts(rows)
@@ -211,7 +211,7 @@ def run_text(connection: Any, order: Order) -> Sequence[Sequence[Any]]:
         lambda match: f"CAST(:{match[1]} AS {match[2]})" if match[2] else f":{match[1]}",
         order.statement,
     )
-    with explained(), confirmed(connection.connection.driver_connection):
+    with explained(), Confirmed(connection.connection.driver_connection):
         found: Sequence[Sequence[Any]] = connection.execute(
             text(named.replace("%%", "%")), order.parameters
         ).all()
@@ -219,7 +219,7 @@ def run_text(connection: Any, order: Order) -> Sequence[Sequence[Any]]:
 
 
 def autocommits(driver: Any) -> bool:
-    """It is in no transaction, although it has just been used or works without."""
+    """It is in no transaction although it has just been used."""
     if known_as(driver, DRIVERS) == "psycopg":
         return bool(driver.pgconn.transaction_status == TransactionStatus.IDLE)
     return known_as(driver, DRIVERS) == "asyncpg" and not driver.is_in_transaction()
@@ -229,7 +229,7 @@ def autocommits(driver: Any) -> bool:
 def on_django(connection: Any, order: Order) -> list[Receipt]:
     if connection.vendor != "postgresql":
         refuse_database(connection, connection.vendor)
-    with explained(), connection.cursor() as cursor, confirmed(connection.connection):
+    with explained(), connection.cursor() as cursor, Confirmed(connection.connection):
         cursor.execute(order.statement, order.parameters)
         rows = cursor.fetchall()
     hint = partial(order.notices.hint, order.queues)
@@ -258,30 +258,38 @@ def receipts(rows: Iterable[Sequence[Any]]) -> list[Receipt]:
     return [Receipt(parse_id(row[0]), bool(row[1]), row[2]) for row in rows]
 
 
-@contextmanager
-def confirmed(driver: Any) -> Iterator[None]:
+class Confirmed:
     """Where the driver's connection is in autocommit our statement is the commit: a success that
     no standby has confirmed is none. (Of a commit of the caller's own their driver hears.)"""
-    doubt = Doubt()
-    kind = known_as(driver, DRIVERS)
-    if kind == "psycopg" and driver.autocommit and autocommits(driver):
-        driver.add_notice_handler(doubt)
-        try:
-            yield
-        finally:
+
+    __slots__ = ("_doubt", "_driver")
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+        self._doubt: Doubt | None = None
+
+    def __enter__(self) -> None:
+        driver = self._driver
+        if hasattr(driver, "add_notice_handler"):  # psycopg's
+            if driver.autocommit and driver.pgconn.transaction_status == TransactionStatus.IDLE:
+                self._doubt = Doubt()
+                driver.add_notice_handler(self._doubt)
+        elif hasattr(driver, "add_log_listener") and not driver.is_in_transaction():  # asyncpg's
+            self._doubt = Doubt()
+            driver.add_log_listener(self._doubt.hear)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        doubt, driver = self._doubt, self._driver
+        if doubt is None:
+            return
+        if hasattr(driver, "remove_notice_handler"):
             driver.remove_notice_handler(doubt)
-    elif kind == "asyncpg" and autocommits(driver):
-        driver.add_log_listener(doubt.hear)
-        try:
-            yield
-        finally:
+        else:
             driver.remove_log_listener(doubt.hear)
-    else:
-        yield
-    if doubt.felt:
-        error = errors.StoreUnavailable(f"conn=: the database {explaining.UNCONFIRMED}")
-        error.unknown = True
-        raise error
+        if doubt.felt and kind is None:
+            error = errors.StoreUnavailable(f"conn=: the database {explaining.UNCONFIRMED}")
+            error.unknown = True
+            raise error
 
 
 @contextmanager
