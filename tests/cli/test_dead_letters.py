@@ -91,6 +91,7 @@ def test_dead_jobs_are_grouped_for_programs(stage: Stage) -> None:
     assert first == {
         "group": GONES, "count": 2, "type": "report", "status": "failed", "code": "KeyError",
         "place": "KeyError at b.py:9", "sample_id": max(gone), "sample_error": "KeyError: gone",
+        "capped": False,
     }  # fmt: skip
     assert {group["sample_id"] for group in rest} == {stage["failed"], stage["dead_letter"]}
     assert [group["group"] for group in found("--type", "report")] == [GONES]
