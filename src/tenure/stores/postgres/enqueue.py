@@ -16,7 +16,7 @@ from tenure.stores.postgres.database import to_uuid_text, to_uuids
 from tenure.stores.postgres.pool import NoneFree
 from tenure.stores.rows import refuse_circles, shared_parameters
 
-UNSURE = 10_000  # ids kept: the largest batch
+UNSURE = 10_000  # ids that are remembered: some of a batch are enough to know it
 
 
 def receipts_from(rows: Sequence[tuple[Any, ...]]) -> list[Receipt]:
@@ -58,6 +58,7 @@ class Enqueueing(PostgresBase):
                 receipts = self._enqueue_any(jobs, retry, now_ms)
         except StoreError as error:
             if not error.unknown and type(error) is not StoreError:
+                error.unknown = retry
                 raise
             # The reply was lost; or it was a value, an id that is stored already: say which.
             receipts = self._enqueue_again(jobs, retry or error.unknown, now_ms)

@@ -340,8 +340,6 @@ class Lender:
                 f"the connection to {self._database.place} was lost while a transaction was "
                 "being committed: whether it was is not known"
             ) from error
-        if error.sqlstate in CONFLICTS:
-            self._database.refuse(error)
         raise error
 
     def _told(
@@ -350,9 +348,18 @@ class Lender:
         connection: LentConnection | AsyncLentConnection,
         limit: float,
     ) -> BaseException:
-        """The handler's own errors stay as they are; those of time and connection are explained."""
+        """The handler's own errors stay as they are; those of time and connection are explained,
+        and a conflict with another transaction: whether the server finds it in the handler's
+        statements, in our finish or at the COMMIT is chance, and nobody's fault."""
         if not isinstance(error, psycopg.Error):
             return error
+        if error.sqlstate in CONFLICTS:
+            told = errors.StoreBusy(
+                f"the transaction was rolled back, another one was in its way ({error.sqlstate}): "
+                "run it again"
+            )
+            told.uncharged = True
+            return told
         late = time.monotonic() >= connection.deadline and (
             connection.closed or error.sqlstate in TIMED_OUT
         )
