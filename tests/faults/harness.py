@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-import pytest
 
 import crash.harness
 import tenure
@@ -97,15 +96,13 @@ class Prompt(Worker):
 
     PROBE_SECONDS, ANSWER_SECONDS = 0.5, 0.5
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments: Any, **named: Any) -> None:
         shorter = (
             "from tenure.wakeups import postgres\n"
             f"postgres.PostgresWakeup.PROBE_SECONDS = {self.PROBE_SECONDS}\n"
             f"postgres.ANSWER_SECONDS = {self.ANSWER_SECONDS}\n"
         )
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(crash.harness, "START", shorter + crash.harness.START)
-            super().__init__(*arguments)
+        super().__init__(*arguments, **named | {"program": shorter + crash.harness.START})
 
 
 class Producer(threading.Thread):
@@ -218,7 +215,16 @@ class Fleet:
         for number in range(1, workers + 1):
             queues = f"default,own-{number}"
             options = {"queues": queues, "concurrency": CONCURRENCY}
-            self.workers.append(worker(self.folder, number, options, 0.0))
+            self.workers.append(
+                worker(
+                    self.folder,
+                    number,
+                    options,
+                    program=crash.harness.START,
+                    prefix=(),
+                    variables={},
+                )
+            )
         for number in range(1, workers + 1):
             task = self.jobs.long.options(queue=f"own-{number}")
             self.app.enqueue_many([task.job(**self.arguments()) for _ in range(LONG_EACH)])
@@ -268,7 +274,7 @@ class Fleet:
         """For a while nobody has looked for jobs: after the last one they look a few times more."""
         return not self.sql(
             "SELECT 1 FROM pg_stat_activity WHERE datname = current_database()"
-            " AND query ~ 'tenure.(claim|next_due)[(]' AND pid <> pg_backend_pid()"
+            " AND query ~ 'tenure.(claim_jobs|next_due)[(]' AND pid <> pg_backend_pid()"
             " AND query_start > clock_timestamp() - interval '0.25 s'"
         )
 

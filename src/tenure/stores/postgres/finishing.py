@@ -18,9 +18,11 @@ from tenure.store import Accepted, AsyncSettlement, Registration, Settlement
 from tenure.stores.postgres.base import to_json
 from tenure.stores.postgres.database import to_uuid_text, to_uuids
 from tenure.stores.postgres.enqueue import Enqueueing
+from tenure.stores.postgres.explaining import CONFLICTS
 from tenure.stores.rows import decoded, finish_row
 
 EDGES_PER_PASS = 1000
+LENDERS = CONFLICTS | {None}  # late, lost or in somebody's way: told by who lent the connection
 FIRST_ID = "00000000-0000-0000-0000-000000000000"
 
 log = logging.getLogger("tenure.store")
@@ -184,7 +186,7 @@ class _Settlement:
                 cursor.execute(*self._asked_before(worker, end))
                 return "repeated" if cursor.fetchone() else "refused"
         except psycopg.Error as error:
-            if error.sqlstate is None:  # late, or lost: told by whoever lent the connection
+            if error.sqlstate in LENDERS:
                 raise
             self._store.database.refuse(error)
 
@@ -209,7 +211,7 @@ class _AsyncSettlement(_Settlement):
                 await cursor.execute(*self._asked_before(worker, end))
                 return "repeated" if await cursor.fetchone() else "refused"
         except psycopg.Error as error:
-            if error.sqlstate is None:  # late, or lost: told by whoever lent the connection
+            if error.sqlstate in LENDERS:
                 raise
             self._store.database.refuse(error)
 
