@@ -192,6 +192,42 @@ def test_a_commit_within_two_seconds_needs_no_sweep(
     assert [found.id for found in claim(store, no)] == [job.id]
 
 
+def beside_strangers(store: PostgresStore, no: Registration, clock: Clock) -> None:
+    """A lane that others have jobs in too, walked to its end."""
+    put_many(store, 300, type="strange")
+    put(store)
+    while store.claim(no, [("default", 9)], KNOWN).more:
+        pass
+    clock.advance(10 * SECOND)
+    claim(store, no, types=KNOWN)
+    forbid_sweeps(store)
+
+
+def test_a_commit_within_two_seconds_needs_no_sweep_beside_jobs_of_others(
+    store: PostgresStore, no: Registration, clock: Clock
+) -> None:
+    beside_strangers(store, no, clock)
+    job = new()
+    store.enqueue([job], now_ms=clock() - 1500)
+    assert [found.id for found in claim(store, no, types=KNOWN)] == [job.id]
+
+
+def test_a_dear_sweep_beside_jobs_of_others_is_made_by_claims(
+    store: PostgresStore, no: Registration, clock: Clock
+) -> None:
+    """In pieces: a look beside them could not tell whose rows they are."""
+    beside_strangers(store, no, clock)
+    hidden = late_row(store, clock)
+    assert claim(store, no, types=KNOWN) == []
+    for memory in memories(store):
+        memory.swept, memory.costs = time.monotonic() - 1.9, (0.1, 0.1)
+    due = store.next_due(["default"])
+    assert due is not None and 0 < due <= 110
+    for memory in memories(store):
+        memory.swept -= 0.2
+    assert [job.id for job in claim(store, no, types=KNOWN)] == [hidden]
+
+
 @pytest.mark.parametrize("outcome", [Released("x"), Retried(0, FAILURE), Snoozed(0)])
 def test_what_goes_back_is_claimed_at_once(
     store: PostgresStore, no: Registration, clock: Clock, outcome: object
