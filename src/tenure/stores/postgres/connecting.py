@@ -194,29 +194,15 @@ class Connection(psycopg.Connection[Any]):
     def rows(self, statement: str, parameters: Mapping[str, Any] | None = None) -> list[Any]:
         """All rows, read in binary. One cursor serves many calls: a new one takes 10 µs, a sixth
         of a short call. After a large result it is let go, with what it keeps of that."""
-        if self.begins:
-            return self._rows_in_transaction(statement, parameters)
-        return self._rows(statement, parameters)
-
-    def _rows_in_transaction(
-        self, statement: str, parameters: Mapping[str, Any] | None
-    ) -> list[Any]:
-        self.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-        try:
-            rows = self._rows(statement, parameters)
-        except BaseException:
-            if self.pgconn.transaction_status == TransactionStatus.INERROR:
-                self.execute("ROLLBACK")
-            raise
-        self.execute("COMMIT")
-        return rows
-
-    def _rows(self, statement: str, parameters: Mapping[str, Any] | None) -> list[Any]:
+        if self.begins:  # after an error the transaction stays, and the pool drops us with it
+            self.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
         cursor = self._cursor or self.cursor(binary=True)
         cursor.execute(statement, parameters)
         result = cursor.pgresult
         rows = cursor.fetchall() if result is not None and result.nfields else []
         self._cursor = cursor if len(rows) <= KEPT_ROWS else None
+        if self.begins:
+            self.execute("COMMIT")
         return rows
 
     def reusable(self) -> bool:
