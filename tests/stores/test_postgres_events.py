@@ -287,7 +287,7 @@ def life(store: PostgresStore) -> None:
     )
     execute("UPDATE tenure.keys SET expires_at = 1")
     own = {"work": Keep(completed=0.0, dead=0.0)}
-    removed = store.prune(Prune(completed=0, dead=0, events=86_400, tasks=own))
+    removed = store.prune(Prune(completed=0, dead=0, events=86_400, tasks=own)).removed
     assert removed["history"] >= 3
     assert (removed["events"], removed["keys"], removed["workers"]) == (1, 1, 1)
     left = execute("SELECT relname FROM pg_class WHERE relname LIKE 'events_1972%'")
