@@ -203,7 +203,7 @@ def test_steps_and_transactions_work_in_a_process_of_its_own(
     receipt = shop.jobs.heavy.enqueue(21)
     shop.worker(concurrency=2)
 
-    assert shop.app.result(receipt.id, timeout=20) == 42
+    assert shop.app.result(receipt.id, timeout=60) == 42
     shop.wait_for("completed", 2)
     assert shop.count("step", 21) == 1
     assert shop.sql("SELECT n FROM ledger") == [(21,)]

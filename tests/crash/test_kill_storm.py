@@ -45,7 +45,7 @@ def storm(
     kills: int,
     dice: random.Random,
     *,
-    concurrency: int = 10,
+    concurrency: int = 5,
     lone: bool = True,
 ) -> dict[str, int]:
     """Kill `kills` times, evenly over the work: a third supervisors, every second one with all
