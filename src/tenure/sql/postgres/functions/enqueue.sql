@@ -408,7 +408,7 @@ $$;
 -- Jobs stored already cannot wait for new ones, so a circle can only be within a batch: take away who
 -- waits for nobody in it, then whoever waited only for those; who is left waits for ever.
 CREATE FUNCTION tenure.refuse_circles(batch tenure.new_job[]) RETURNS text LANGUAGE plpgsql
-SET enable_nestloop = off AS $$
+SET enable_nestloop = off SET jit = off AS $$
 DECLARE
   needed integer[];   -- places, side by side with
   waiting integer[];  -- who waits for them, sorted by the first
