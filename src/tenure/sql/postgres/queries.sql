@@ -41,8 +41,7 @@ WITH job AS (
     FROM ROWS FROM (unnest(%(ids)s::uuid[]), unnest(%(delays)s::bigint[]),
                     json_array_elements(%(payloads)s::json)) AS r(id, delay_ms, payload),
          (SELECT coalesce(%(now)s, tenure.clock()) AS now) t
-   WHERE NOT EXISTS (SELECT 1 FROM unnest(%(ids)s::uuid[]) i(id)
-                      WHERE EXISTS (SELECT 1 FROM tenure.history h WHERE h.id = i.id))
+   WHERE tenure.finished(%(ids)s::uuid[]) = '{}'
   RETURNING id, created_at),
 noted AS (
   INSERT INTO tenure.events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
@@ -98,9 +97,9 @@ SELECT id, lease_no FROM tenure.finish_runs(%(worker)s, %(worker_id)s, %(rows)s:
 -- name: finish_repeated
 SELECT r.id, r.lease_no FROM unnest(%(ids)s::uuid[], %(lease_nos)s::integer[]) r(id, lease_no)
  WHERE EXISTS (SELECT 1 FROM tenure.workers w WHERE w.no = %(worker)s AND w.id = %(worker_id)s)
-   AND (EXISTS (SELECT 1 FROM tenure.history h
-                 WHERE h.id = r.id AND h.lease_no = r.lease_no AND h.worker = %(worker)s)
-        OR EXISTS (SELECT 1 FROM tenure.jobs j WHERE j.id = r.id AND j.finish_no = r.lease_no));
+   AND ((SELECT h.lease_no = r.lease_no AND h.worker = %(worker)s FROM tenure.history h
+          WHERE h.id = r.id LIMIT 1)
+        OR (SELECT j.finish_no = r.lease_no FROM tenure.jobs j WHERE j.id = r.id LIMIT 1));
 
 -- Nothing is counted: the commit of this waits for everything that was committed before.
 -- name: flush
