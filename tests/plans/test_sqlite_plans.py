@@ -194,7 +194,7 @@ def test_counts_are_of_the_first_so_many(db: sqlite3.Connection) -> None:
     text = STATEMENTS["queue_counts"]
     assert text.count("LIMIT") == text.count("FROM tenure_") == 6
     assert "SCAN tenure_jobs\n" not in plan(db, "totals") + "\n"
-    assert "tenure_jobs_death (queue=? AND type=? AND death=? AND" in plan(db, "dead_group")
+    assert "tenure_jobs_death (queue=? AND type=? AND death=? AND" in plan(db, "walk_deaths")
 
 
 def test_retention_takes_the_oldest_of_a_task(db: sqlite3.Connection) -> None:

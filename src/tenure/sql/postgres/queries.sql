@@ -252,9 +252,10 @@ WHERE j.id = %(id)s::uuid AND (%(org)s::text IS NULL OR j.org = %(org)s);
 -- name: job_order
 ORDER BY j.id DESC LIMIT %(most)s;
 
--- Where a walk that found less than a page has stopped, and after how many rows.
+-- Where a walk that found less than a page has stopped: no row when it came to its end. Only ids are
+-- asked for, so the index alone is read.
 -- name: walk_end
-SELECT count(*), (SELECT j.id FROM {source} j ORDER BY j.id LIMIT 1) FROM {source} j;
+SELECT j.id FROM {source} j ORDER BY j.id DESC OFFSET %(walk)s - 1 LIMIT 1;
 
 -- The owners of a key, in any org.
 -- name: key_owners
@@ -313,7 +314,9 @@ SELECT start, queue, type, outcome, sum(count)::bigint, sum(duration_ms)::bigint
        ARRAY[sum(buckets[1]), sum(buckets[2]), sum(buckets[3]), sum(buckets[4]), sum(buckets[5]),
              sum(buckets[6]), sum(buckets[7]), sum(buckets[8]), sum(buckets[9]), sum(buckets[10]),
              sum(buckets[11]), sum(buckets[12]), sum(buckets[13])]::bigint[]
-  FROM tenure.rollups WHERE start >= %(since)s OR grain = 'total'
+  FROM (SELECT * FROM tenure.rollups WHERE grain IN ('minute', 'hour') AND start >= %(since)s
+        UNION ALL
+        SELECT * FROM tenure.rollups WHERE grain = 'total') r
  GROUP BY start, queue, type, outcome;
 
 -- name: totals

@@ -648,9 +648,9 @@ WHERE j.id = :id AND (:org IS NULL OR j.org = :org);
 -- name: job_order
 ORDER BY j.id DESC LIMIT :most;
 
--- Where a walk that found less than a page has stopped, and after how many rows.
+-- Where a walk that found less than a page has stopped: no row when it came to its end.
 -- name: walk_end
-SELECT count(*), min(j.id) FROM {source} j;
+SELECT j.id FROM {source} j ORDER BY j.id DESC LIMIT 1 OFFSET :walk - 1;
 
 -- The owners of a key, in any org.
 -- name: key_owners
@@ -662,16 +662,24 @@ SELECT queue, type, death FROM tenure_jobs INDEXED BY tenure_jobs_death
  WHERE completed_at IS NOT NULL AND (queue, type, death) > (:queue, :type, :death)
  ORDER BY queue, type, death LIMIT 1;
 
--- One such group, as many of it as are counted; the newest is the sample.
+-- One such group, as many of it as are counted; the newest is the sample. `{walk}` is one of those
+-- that follow: of all orgs the index alone is counted in; of one org each row is looked at.
 -- name: dead_group
 SELECT j.type, j.status, coalesce(j.error_code, ''), coalesce(j.error_place, ''), g.jobs, g.first,
        g.last, g.sample, j.error
   FROM (SELECT count(*) AS jobs, min(completed_at) AS first, max(completed_at) AS last, id AS sample
-          FROM (SELECT completed_at, id, org FROM tenure_jobs INDEXED BY tenure_jobs_death
-                 WHERE completed_at IS NOT NULL AND queue = :queue AND type = :type AND death = :death
-                 ORDER BY completed_at DESC LIMIT :most)
-         WHERE :org IS NULL OR org = :org) g
+          FROM {walk}) g
   CROSS JOIN tenure_jobs j ON j.id = g.sample;
+
+-- name: walk_deaths
+(SELECT completed_at, id FROM tenure_jobs INDEXED BY tenure_jobs_death
+  WHERE completed_at IS NOT NULL AND queue = :queue AND type = :type AND death = :death
+  ORDER BY completed_at DESC LIMIT :most)
+
+-- name: walk_deaths_of_org
+(SELECT completed_at, id, org FROM tenure_jobs INDEXED BY tenure_jobs_death
+  WHERE completed_at IS NOT NULL AND queue = :queue AND type = :type AND death = :death
+  ORDER BY completed_at DESC LIMIT :most) WHERE org = :org
 
 -- name: events_of_job
 SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.project,
@@ -749,7 +757,9 @@ SELECT j.type, count(*)
 -- name: rollups
 SELECT start, queue, type, outcome, sum(count), sum(duration_ms), sum(b0), sum(b1), sum(b2),
        sum(b3), sum(b4), sum(b5), sum(b6), sum(b7), sum(b8), sum(b9), sum(b10), sum(b11), sum(b12)
-  FROM tenure_rollups WHERE start >= :since OR grain = 'total'
+  FROM (SELECT * FROM tenure_rollups WHERE grain IN ('minute', 'hour') AND start >= :since
+        UNION ALL
+        SELECT * FROM tenure_rollups WHERE grain = 'total')
  GROUP BY start, queue, type, outcome;
 
 -- Each counted up to :most; completed ones among twice as many, cancelled ones may lie in between.

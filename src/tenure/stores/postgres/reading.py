@@ -61,8 +61,8 @@ class Reading(PostgresBase):
         if len(rows) >= limit or not narrowing:
             return Walked(rows, None)  # a whole page, or everything there is
         end = self._text("walk_end").replace("{source}", source)
-        ((walked, last),) = self._read(end, parameters)
-        return Walked(rows, last if walked >= WALK else None)
+        stopped = self._read(end, parameters)
+        return Walked(rows, stopped[0][0] if stopped else None)
 
     def _among(self, table: str, where: Filter, given: dict[str, Any], limit: int) -> Walked:
         conditions = [CONDITIONS[name] for name in listing.narrowing(table, where)]

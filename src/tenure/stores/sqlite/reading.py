@@ -69,8 +69,8 @@ class Reading(Retention):
         if len(rows) >= given["most"] or not narrowing:
             return Walked(rows, None)  # a whole page, or everything there is
         end = self._sql["walk_end"].replace("{source}", source)
-        walked, last = db.execute(end, given).fetchone()
-        return Walked(rows, last if walked >= WALK else None)
+        stopped = db.execute(end, given).fetchone()
+        return Walked(rows, None if stopped is None else stopped[0])
 
     def _among(
         self, db: sqlite3.Connection, table: str, where: Filter, given: dict[str, Any]
@@ -104,6 +104,8 @@ class Reading(Retention):
 
     def dead_groups(self, where: Filter, *, limit: int = 100) -> list[DeadGroup]:
         rows: list[tuple[Any, ...]] = []
+        walk = self._sql["walk_deaths" if where.org is None else "walk_deaths_of_org"]
+        counted = self._sql["dead_group"].replace("{walk}", walk)
         with self.file.read() as db:
             for number, (queue, type_, death) in enumerate(self._deaths(db)):
                 if number >= MOST_GROUPS:
@@ -111,7 +113,7 @@ class Reading(Retention):
                 if where.queue in (None, queue) and where.type in (None, type_):
                     group = {"queue": queue, "type": type_, "death": death, "org": where.org}
                     asked = group | {"most": CAP + 1}
-                    rows += db.execute(self._sql["dead_group"], asked).fetchall()
+                    rows += db.execute(counted, asked).fetchall()
         return groups_from(rows, where, limit)
 
     def queues(self, *, now_ms: int | None = None) -> list[QueueInfo]:
