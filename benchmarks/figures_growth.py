@@ -237,7 +237,7 @@ def reading(label: str, open_store: Open) -> None:
                 lambda: store.rollups(since_ms=hour),
                 20.0,
             ),
-            ("rollups of all of them", lambda: store.rollups(since_ms=0), 300.0),
+            ("rollups of a day, 115,200 rows", lambda: store.rollups(since_ms=0), 300.0),
             ("queues()", store.queues, 20.0),
             ("totals()", store.totals, 20.0),
             ("dead_groups()", lambda: store.dead_groups(Filter()), 20.0),

@@ -141,25 +141,37 @@ def test_one_job_is_found_by_its_key(db: sqlite3.Connection) -> None:
 
 
 @pytest.mark.parametrize(
-    ("walk", "by"),
+    ("walk", "where", "by"),
     [
-        ("walk_hot", "SEARCH tenure_jobs USING PRIMARY KEY (id<?)"),
-        ("walk_dead", "SEARCH tenure_jobs USING INDEX tenure_jobs_dead (status=? AND id<?)"),
-        ("walk_all_dead", "tenure_jobs_dead (status=? AND id<?)"),
-        ("walk_held", "SEARCH tenure_leases USING PRIMARY KEY (id<?)"),
-        ("walk_finished", "SEARCH tenure_history USING PRIMARY KEY (id<?)"),
-        ("walk_cancelled", "tenure_history_cancelled (id<?)"),
+        ("walk_hot", "", "SEARCH j USING PRIMARY KEY (id<?)"),
+        ("walk_dead", "j.completed_at IS NOT NULL AND j.status = :status AND ",
+         "SEARCH j USING INDEX tenure_jobs_dead (status=? AND id<?)"),
+        ("walk_all_dead", "", "tenure_jobs_dead (status=? AND id<?)"),
+        ("walk_held", "", "SEARCH tenure_leases USING PRIMARY KEY (id<?)"),
+        ("walk_finished", "", "SEARCH j USING PRIMARY KEY (id<?)"),
+        ("walk_cancelled", "j.status = 'cancelled' AND ", "tenure_history_cancelled (id<?)"),
     ],
-)
+)  # fmt: skip
 def test_a_listing_walks_in_the_order_of_its_index(
-    db: sqlite3.Connection, walk: str, by: str
+    db: sqlite3.Connection, walk: str, where: str, by: str
 ) -> None:
-    history = walk in ("walk_finished", "walk_cancelled")
-    found = plan(db, "job_history" if history else "job_hot", "job_order", source=walk)
+    text = STATEMENTS["walk_end"].replace("{source}", STATEMENTS[walk])
+    text = text.replace("{where}", f"WHERE {where}j.id < :before ")
+    given = {"before": "~", "status": "dead_letter", "walk": 20_000}
+    found = "\n".join(row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {text}", given))
 
     assert by in found
     assert "SCAN tenure_jobs" not in found
     assert "SCAN tenure_history" not in found
+
+
+def test_the_next_group_of_the_dead_is_a_step(db: sqlite3.Connection) -> None:
+    """Scalar bounds: a comparison of rows walks over all that died of the same thing."""
+    found = plan(db, "death_after")
+
+    assert "tenure_jobs_death (queue=? AND type=? AND death>?)" in found
+    assert "tenure_jobs_death (queue=? AND type>?)" in found
+    assert "tenure_jobs_death (queue>?)" in found
 
 
 @pytest.mark.parametrize(
@@ -194,7 +206,9 @@ def test_counts_are_of_the_first_so_many(db: sqlite3.Connection) -> None:
     text = STATEMENTS["queue_counts"]
     assert text.count("LIMIT") == text.count("FROM tenure_") == 6
     assert "SCAN tenure_jobs\n" not in plan(db, "totals") + "\n"
-    assert "tenure_jobs_death (queue=? AND type=? AND death=? AND" in plan(db, "walk_deaths")
+    assert "tenure_jobs_death (queue=? AND type=? AND death=? AND" in plan(db, "dead_group_of_org")
+    counted = plan(db, "dead_group")
+    assert "COVERING INDEX tenure_jobs_death (queue=? AND type=? AND death=?" in counted
 
 
 def test_retention_takes_the_oldest_of_a_task(db: sqlite3.Connection) -> None:

@@ -197,7 +197,7 @@ SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.res
        j.correlation_id, j.traceparent, j.key, j.progress, j.parent, j.cancel_at, j.error_place,
        j.losses, j.asked_at, j.death, j.traceback,
        ARRAY(SELECT needs FROM tenure.edges WHERE job = j.id ORDER BY needs)
-  FROM {source} j LEFT JOIN tenure.workers w ON w.no = j.worker
+  FROM {source} LEFT JOIN tenure.workers w ON w.no = j.worker
 
 -- name: job_history
 SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.result, j.error,
@@ -207,26 +207,25 @@ SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.res
        j.correlation_id, j.traceparent, j.key, j.progress, j.parent, NULL, NULL,
        j.losses, j.asked_at, NULL, j.traceback,
        ARRAY(SELECT needs FROM tenure.edges WHERE job = j.id ORDER BY needs)
-  FROM {source} j
+  FROM {source}
 
 -- name: hot
-tenure.jobs
+tenure.jobs j
 
 -- name: finished
-tenure.history
+tenure.history j
 
 -- name: job_by_id
 WHERE j.id = %(id)s::uuid AND (%(org)s::text IS NULL OR j.org = %(org)s);
 
--- The walks of a listing, newest first: at most so many rows, which are then narrowed. A condition is
--- put in only when it is asked for: what is always there could not be planned for.
+-- The walks of a listing, newest first: what they go through, from `before` down to where so many
+-- rows have been looked at, which are narrowed on the way. A condition is put in only when it is asked
+-- for: what is always there could not be planned for.
 -- name: walk_hot
-(SELECT * FROM tenure.jobs w WHERE w.id < %(before)s::uuid ORDER BY w.id DESC LIMIT %(walk)s)
+tenure.jobs j
 
 -- name: walk_dead
-(SELECT * FROM tenure.jobs w
-  WHERE w.completed_at IS NOT NULL AND w.status = %(status)s AND w.id < %(before)s::uuid
-  ORDER BY w.id DESC LIMIT %(walk)s)
+tenure.jobs j
 
 -- name: walk_all_dead
 (SELECT * FROM ((SELECT * FROM tenure.jobs w
@@ -236,26 +235,24 @@ WHERE j.id = %(id)s::uuid AND (%(org)s::text IS NULL OR j.org = %(org)s);
                 (SELECT * FROM tenure.jobs w
                   WHERE w.completed_at IS NOT NULL AND w.status = 'dead_letter'
                     AND w.id < %(before)s::uuid ORDER BY w.id DESC LIMIT %(walk)s)) w
-  ORDER BY w.id DESC LIMIT %(walk)s)
+  ORDER BY w.id DESC LIMIT %(walk)s) j
 
 -- name: walk_held
-(SELECT * FROM tenure.jobs w WHERE w.worker IS NOT NULL AND w.id < %(before)s::uuid
-  ORDER BY w.id DESC LIMIT %(walk)s)
+tenure.jobs j
 
 -- name: walk_finished
-(SELECT * FROM tenure.history w WHERE w.id < %(before)s::uuid ORDER BY w.id DESC LIMIT %(walk)s)
+tenure.history j
 
 -- name: walk_cancelled
-(SELECT * FROM tenure.history w WHERE w.status = 'cancelled' AND w.id < %(before)s::uuid
-  ORDER BY w.id DESC LIMIT %(walk)s)
+tenure.history j
 
 -- name: job_order
 ORDER BY j.id DESC LIMIT %(most)s;
 
--- Where a walk that found less than a page has stopped: no row when it came to its end. Only ids are
--- asked for, so the index alone is read.
+-- Where a walk has looked at so many rows; none when it comes to its end before. Only ids are asked
+-- for, so the index alone is read.
 -- name: walk_end
-SELECT j.id FROM {source} j ORDER BY j.id DESC OFFSET %(walk)s - 1 LIMIT 1;
+SELECT j.id FROM {source} {where}ORDER BY j.id DESC OFFSET %(walk)s - 1 LIMIT 1;
 
 -- The owners of a key, in any org.
 -- name: key_owners
