@@ -22,7 +22,7 @@ ARGS ?=
 OLDER := $(wildcard /usr/lib/postgresql/15/bin/postgres)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check servers soak bench clean
+.PHONY: help demo test check servers soak bench figures clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,10 @@ soak: $(DEV) servers  ## run the long tests that kill things at random
 
 bench: $(RUN)  ## measure, on an otherwise idle machine
 	$(BIN)/tenure bench --all $(ARGS)
+
+# One file a family; a line a figure: name, bar, value, ok or MISSED. Every file is run, whatever is missed.
+figures: $(DEV) servers  ## measure what the promises are held to, on an otherwise idle machine
+	@missed=0; for file in benchmarks/figures_*.py; do $(BIN)/python $$file || missed=1; done; exit $$missed
 
 clean:  ## remove the virtual environment, caches and builds
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

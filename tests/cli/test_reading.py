@@ -127,7 +127,7 @@ def test_queues(stage: Stage) -> None:
 
     objects = {queue["name"]: queue for queue in stage.tenure.shop("queues", "--json").objects}
     assert objects["default"]["ready"] == 1
-    assert objects["deadletter"] == {"name": "deadletter", "view": True, "dead": 2}
+    assert objects["deadletter"] == {"name": "deadletter", "view": True, "dead": 2, "capped": []}
 
 
 def test_stats(stage: Stage) -> None:

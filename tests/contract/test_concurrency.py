@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from tenure.job import Receipt
 from tenure.outcome import Completed, Failed, Retried
-from tenure.store import Rescue, Store
+from tenure.store import Prune, Rescue, Store
 
 from .builders import (
     FAILURE,
@@ -37,6 +38,7 @@ from .builders import (
     worker_row,
 )
 
+KEEP_ALL = Prune(completed=1e6, dead=1e6, events=1e6)
 WAIT = 60  # seconds until a barrier gives up: somebody died before it
 
 
@@ -78,6 +80,51 @@ def test_threads_claiming_at_once_share_no_job_and_miss_none(
     assert len(claimed) == len(set(claimed)), "two workers were given the same job"
     assert set(claimed) == set(ids)
     assert {get(store, id).attempts for id in ids} == {1}
+
+
+@pytest.mark.parametrize(("size", "rounds"), [(1, 200), (200, 25)], ids=["single", "batch"])
+def test_keys_that_expire_while_they_are_taken_and_pruned(
+    store: Store, make_store: Callable[[], Store], clock: Clock, size: int, rounds: int
+) -> None:
+    """Their time ends with each tick of the clock: at every moment one is being taken over, ended
+    and removed. Whoever got a receipt has a job, or the name of the one it repeats."""
+    over = threading.Event()
+
+    def enqueue() -> list[Receipt]:
+        own, receipts = make_store(), []
+        for turn in range(rounds):
+            keys = (f"k{n}" for n in range(size))
+            batch = [new(key=key, key_ttl_ms=1) for key in keys]
+            receipts += own.enqueue(batch[:: 1 if turn % 2 else -1])
+        return receipts
+
+    def end_them() -> None:
+        own = make_store()
+        no = worker(own)
+        while not over.is_set():
+            own.finish(no, [end(job, Completed()) for job in claim(own, no, 100)])
+            clock.advance(2)
+
+    def prune() -> None:
+        own = make_store()
+        while not over.is_set():
+            own.prune(KEEP_ALL)
+
+    with ThreadPoolExecutor(4) as pool:
+        beside = [pool.submit(end_them), pool.submit(prune)]
+        try:
+            enqueuing = [pool.submit(enqueue), pool.submit(enqueue)]
+            receipts = [receipt for each in enqueuing for receipt in each.result(WAIT)]
+        finally:
+            over.set()
+        for each in beside:
+            each.result(WAIT)
+
+    assert len(receipts) == 2 * size * rounds
+    stored = [receipt.id for receipt in receipts if not receipt.duplicate]
+    assert len(stored) == len(set(stored)) > size  # some changed hands
+    for receipt in receipts:
+        get(store, receipt.id)
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["one store", "a store each"])

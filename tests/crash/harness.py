@@ -98,6 +98,10 @@ def eventually(
         time.sleep(every)
 
 
+def p95(figures: Sequence[float]) -> float:
+    return sorted(figures)[int(len(figures) * 0.95)]
+
+
 class Worker:
     """One `tenure worker`: a supervisor process, and through it its children."""
 
@@ -121,6 +125,7 @@ class Worker:
                 stdout=out,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
+                process_group=0,
             )
 
     @property
@@ -135,14 +140,23 @@ class Worker:
     def log(self) -> str:
         return self._log.read_text("utf-8", "replace")
 
-    def children(self) -> list[int]:
-        return [pid for pid in children_of(self.pid) if b"tenure.child" in command(pid)]
+    def children(self, *, lone: bool = True) -> list[int]:
+        """Without `lone`: only those that take many jobs."""
+        commands = {pid: command(pid) for pid in children_of(self.pid)}
+        return [
+            pid
+            for pid, text in commands.items()
+            if b"tenure.child" in text and (lone or text.endswith(b"\x000\x00"))
+        ]
 
     def signal(self, number: int) -> None:
         if self.alive:
             os.kill(self.pid, number)
 
-    def kill(self) -> None:
+    def kill(self, *, whole: bool = False) -> None:
+        """The supervisor; or everything it has started too, at one stroke."""
+        if whole and self.alive:
+            os.killpg(self.pid, signal.SIGKILL)
         self.signal(signal.SIGKILL)
         self.process.wait(10)
 
@@ -234,7 +248,10 @@ class Workshop:
 
     def wait_for(self, status: str, count: int, within: float = 30.0) -> None:
         eventually(
-            lambda: self.statuses()[status] >= count, within=within, what=f"{count} jobs {status}"
+            lambda: self.statuses()[status] >= count,
+            within=within,
+            what=f"{count} jobs {status}",
+            every=0.05,  # it counts a good deal
         )
 
     def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:

@@ -31,8 +31,6 @@ JOBS = """
         say("end", ctx.job.id, ctx.attempt, ctx.job.lease_no, os.getpid())
         return n
 """
-# Ten at once: a charged job then runs in a process of its own, which costs 0.2 s.
-STORMED: dict[str, Any] = {"concurrency": 10, "queues": "default", "ready": False}
 
 
 def in_flight(shop: Workshop, worker: Worker) -> int:
@@ -41,29 +39,44 @@ def in_flight(shop: Workshop, worker: Worker) -> int:
     return 0 if row is None else int(row.held)
 
 
-def storm(shop: Workshop, total: int, kills: int, dice: random.Random) -> dict[str, int]:
-    """Kill `kills` times, evenly over the work: a third supervisors alone, else random children.
-    A dead supervisor is replaced. How many kills of each kind, and jobs in flight at them."""
-    counts = {"supervisors": 0, "children": 0, "in flight": 0}
-    workers = [shop.worker(**STORMED) for _ in range(2)]
+def storm(
+    shop: Workshop,
+    total: int,
+    kills: int,
+    dice: random.Random,
+    *,
+    concurrency: int = 10,
+    lone: bool = True,
+) -> dict[str, int]:
+    """Kill `kills` times, evenly over the work: a third supervisors, every second one with all
+    that it has started, as the end of a container does; else random children (`lone`: also such
+    as run one job). A dead supervisor is replaced. How many kills of each kind, and jobs in flight
+    at them."""
+    counts = {"supervisors": 0, "workers": 0, "children": 0, "in flight": 0}
+    stormed: dict[str, Any] = {"queues": "default", "ready": False, "concurrency": concurrency}
+    workers = [shop.worker(**stormed) for _ in range(2)]
     for number in range(kills):
         goal = total * (number + 1) // (kills + 2)
         eventually(
             lambda goal=goal: shop.statuses()["completed"] >= goal,
             within=60,
             what=f"{goal} completed before kill {number + 1}",
+            every=0.05,
         )
         workers = [worker for worker in workers if worker.alive]
         victim = dice.choice(workers)
         if number % 3 == 0:
             counts["in flight"] += in_flight(shop, victim)
-            victim.kill()
-            counts["supervisors"] += 1
+            whole = number % 6 == 3
+            victim.kill(whole=whole)
+            counts["workers" if whole else "supervisors"] += 1
             workers.remove(victim)
-            workers.append(shop.worker(**STORMED))
+            workers.append(shop.worker(**stormed))
         else:
             pids = eventually(
-                lambda alive=workers: [(one, pid) for one in alive for pid in one.children()],
+                lambda alive=workers: [
+                    (one, pid) for one in alive for pid in one.children(lone=lone)
+                ],
                 what="a child to kill",
             )
             parent, pid = dice.choice(pids)
@@ -74,25 +87,31 @@ def storm(shop: Workshop, total: int, kills: int, dice: random.Random) -> dict[s
     return counts
 
 
+def killed(counts: dict[str, int]) -> str:
+    kinds = {"supervisors", "workers", "children"}
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items() if kind in kinds)
+
+
 def freeze_and_thaw(shop: Workshop, count: int) -> tuple[int, Worker]:
-    """Stop a supervisor for longer than its lease while its children finish what they run: each
-    of those finishes comes too late. How many were refused."""
+    """Stop a supervisor for longer than its lease while its children finish what they run: it
+    hears of that when others have the jobs, and each of those finishes comes too late. How many
+    were refused."""
     sleeper = shop.worker(queues="frozen", concurrency=count)
-    shop.app.enqueue_many([shop.jobs.frozen.job(n) for n in range(count)])
+    receipts = shop.app.enqueue_many([shop.jobs.frozen.job(n) for n in range(count)])
+    ids = {receipt.id for receipt in receipts}
     eventually(lambda: in_flight(shop, sleeper) == count, what="all frozen jobs running")
     before = shop.count("end")
     shop.freeze(sleeper)
+    shop.touch("thaw")
+    eventually(lambda: shop.count("end") >= before + count, what="the stale runs ended")
     other = shop.worker(queues="frozen", concurrency=count)
     eventually(
-        lambda: sum(job.crashes for job in shop.app.find(queue="frozen")) >= count,
+        lambda: ids <= shop.events("job.rescued").keys(),
         within=20,
         what="the stopped worker's jobs put back",
     )
-    shop.touch("thaw")
-    eventually(lambda: shop.count("end") >= before + count, what="the stale runs ended")
     sleeper.signal(signal.SIGCONT)
     eventually(lambda: sleeper.refused() > 0, within=15, what="stale finishes refused")
-    shop.wait_said("end")
     return sleeper.refused(), other
 
 
@@ -122,8 +141,8 @@ def run_storm(shop: Workshop, total: int, kills: int) -> None:
     ended_twice = [id for id, n in shop.events("job.succeeded").items() if n != 1]
     rows = shop.sql("SELECT id, status FROM job_queue")
     print(
-        f"{everything} jobs, {counts['supervisors']} supervisors and {counts['children']} children "
-        f"killed, {stormed:.1f} s; extra runs {extra}, in flight at kills {counts['in flight']}; "
+        f"{everything} jobs, killed {killed(counts)}, {stormed:.1f} s; "
+        f"extra runs {extra}, in flight at kills {counts['in flight']}; "
         f"stale finishes refused {refused}; {time.monotonic() - began:.1f} s in all"
     )
     assert {id for id, _status in rows} >= ids

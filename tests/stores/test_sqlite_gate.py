@@ -103,7 +103,7 @@ def test_all_names_of_a_file_lead_to_one_gate(
 
     for name in names.values():
         open_store(name).enqueue(jobs(1))
-    assert open_store(path).totals()["queued"] == len(names)
+    assert open_store(path).totals().jobs["queued"] == len(names)
     gates = sorted(found.name for found in tmp_path.rglob("*-tenure.lock"))
     assert gates == ["jobs.db-tenure.lock"]
 
@@ -247,7 +247,7 @@ def test_a_file_shared_by_a_group(folder: Path, open_store: Open, first: str) ->
         assert as_user(enqueue, uid=uid, groups=(GROUP,)) == 1
     assert mode_of(gate_of(path)) == 0o660
     assert gate_of(path).stat().st_gid == GROUP
-    assert open_store(path).totals()["queued"] == 2
+    assert open_store(path).totals().jobs["queued"] == 2
 
 
 @needs_root
@@ -276,7 +276,7 @@ def test_who_may_only_read_can_look(folder: Path, open_store: Open) -> None:
     store.enqueue(jobs(3))
 
     def look() -> int:
-        return SqliteStore(str(path)).totals()["queued"]
+        return SqliteStore(str(path)).totals().jobs["queued"]
 
     def write() -> None:
         SqliteStore(str(path)).enqueue(jobs(1))
@@ -401,7 +401,7 @@ def test_many_processes_open_a_new_file_at_once(tmp_path: Path) -> None:
         path,
     )
     store = SqliteStore(str(path))
-    queued = store.totals()["queued"]
+    queued = store.totals().jobs["queued"]
     store.close()
 
     assert (said, queued) == ("64\n", 64)

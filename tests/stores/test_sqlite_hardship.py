@@ -25,7 +25,7 @@ def enqueue(path: Path) -> int:
 
 
 def count(path: Path) -> int:
-    return SqliteStore(str(path), busy_timeout=1).totals()["queued"]
+    return SqliteStore(str(path), busy_timeout=1).totals().jobs["queued"]
 
 
 @needs_root
@@ -115,7 +115,7 @@ try:
     held = store.finish(worker, [Ended(j.id, j.lease_no, 0, Completed("1")) for j in claimed])
 except Exception as error:
     held = f"{type(error).__name__}"
-readable = store.totals()["queued"] + store.totals()["in_progress"]
+readable = store.totals().jobs["queued"] + store.totals().jobs["in_progress"]
 limit(room=True)
 verdict = store.finish(worker, [Ended(j.id, j.lease_no, 0, Completed("1")) for j in claimed])
 stored.append(store.enqueue(jobs())[0].id)
@@ -159,7 +159,7 @@ def test_a_file_that_somebody_took_out_of_wal_mode(tmp_path: Path, mode: str) ->
 
     with store.file.read() as db:
         assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    assert store.totals()["queued"] == 2
+    assert store.totals().jobs["queued"] == 2
     store.close()
 
 
@@ -187,7 +187,7 @@ def test_a_copy_made_by_vacuum_into_is_used_in_wal_mode(tmp_path: Path) -> None:
 
     findings = {finding.check: finding.level for finding in copy.inspect()}
     assert findings["integrity"] == "ok"
-    assert copy.totals()["queued"] == 6
+    assert copy.totals().jobs["queued"] == 6
     with copy.file.read() as db:
         assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert db.execute("PRAGMA auto_vacuum").fetchone() == (2,)

@@ -95,7 +95,7 @@ def test_what_is_enqueued_afterwards_is_in_the_file_at_the_path(
 
     expected = fresh | (kept if "restored" in replace.__name__ else set())
     assert ids_at(path) == expected
-    assert store.totals()["queued"] == len(expected)
+    assert store.totals().jobs["queued"] == len(expected)
     assert not lost & expected
     assert python(COUNT, path) == f"{len(expected)}\n"
     assert store.queue_names() == {TERMS.queue: False}
@@ -106,7 +106,7 @@ def test_what_is_enqueued_afterwards_is_in_the_file_at_the_path(
 COUNT = """
 import sys
 from tenure.stores.sqlite import SqliteStore
-print(SqliteStore(sys.argv[1]).totals()["queued"])
+print(SqliteStore(sys.argv[1]).totals().jobs["queued"])
 """
 
 
@@ -119,7 +119,7 @@ def test_whoever_reads_sees_the_file_at_the_path(
     store.enqueue(jobs(50))
     replace(path)
 
-    assert store.totals()["queued"] == (0 if replace is emptied else 50)
+    assert store.totals().jobs["queued"] == (0 if replace is emptied else 50)
 
 
 @pytest.mark.parametrize("replace", [deleted, only_the_file_deleted, moved_away])
@@ -141,7 +141,7 @@ def test_only_an_enqueue_makes_a_file_where_one_was(
     assert not path.exists()
 
     assert len(store.enqueue(jobs(1))) == 1
-    assert store.totals()["queued"] == 1
+    assert store.totals().jobs["queued"] == 1
 
 
 def test_a_symbolic_link_that_leads_elsewhere_now(tmp_path: Path) -> None:
@@ -329,5 +329,5 @@ def test_a_hint_about_a_file_that_is_gone_does_not_spin(store: SqliteStore, path
     saved.rename(path)
     assert hints.wait(10)
     store.enqueue(jobs(1))
-    assert store.totals()["queued"] == 2
+    assert store.totals().jobs["queued"] == 2
     hints.close()

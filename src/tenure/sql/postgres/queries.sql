@@ -171,6 +171,24 @@ SELECT tenure.sign_off(%(worker)s, %(worker_id)s, %(now)s);
 -- name: take_turn
 SELECT tenure.take_turn(%(name)s, %(every_ms)s, %(now)s);
 
+-- name: end_turn
+UPDATE tenure.upkeep SET note = %(note)s WHERE name = %(name)s;
+
+-- name: turns
+SELECT name, at, note FROM tenure.upkeep;
+
+-- Who has a lock on a day of history or events, or on all of them; the oldest transactions first. Of
+-- other roles' sessions not everybody may see since when; prepared transactions have no session.
+-- name: lock_holders
+SELECT l.pid, a.usename, a.application_name,
+       extract(epoch FROM clock_timestamp() - a.xact_start)::double precision
+  FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+ WHERE l.locktype = 'relation' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
+   AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+   AND l.relation IN (to_regclass('tenure.' || %(partition)s),
+                      to_regclass('tenure.' || split_part(%(partition)s, '_', 1)))
+ ORDER BY a.xact_start, l.pid LIMIT 1;
+
 -- What the owner has laid down.
 -- name: settings
 SELECT name, value FROM tenure.settings;
@@ -274,12 +292,34 @@ SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.pr
    AND (%(org)s::text IS NULL OR e.org = %(org)s)
  ORDER BY e.seq LIMIT %(most)s;
 
+-- Up to the horizon and no further.
 -- name: events_all
 SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.project,
        e.actor_type, e.actor_id, e.request_id, e.correlation_id, w.id, e.data
   FROM tenure.events e LEFT JOIN tenure.workers w ON w.no = e.worker
- WHERE e.seq > %(after)s AND (%(org)s::text IS NULL OR e.org = %(org)s)
+ WHERE e.seq > %(after)s AND e.seq <= %(final)s AND (%(org)s::text IS NULL OR e.org = %(org)s)
  ORDER BY e.seq LIMIT %(most)s;
+
+-- Up to which number no event can appear any more, as it was last noted; the last number drawn, and
+-- who may still be writing since; whether this is a standby, where they cannot be seen.
+-- name: event_horizon
+SELECT u.value, w.last, w.writers, pg_is_in_recovery()
+  FROM tenure.upkeep u, tenure.event_writers() w WHERE u.name = 'events';
+
+-- Who they are; NULLs for a role that may not look into other roles' sessions.
+-- name: event_holders
+SELECT l.pid, p.gid, coalesce(a.usename, p.owner)::text, a.application_name, a.state,
+       extract(epoch FROM coalesce(a.xact_start, p.prepared))::float8
+  FROM (SELECT l.pid, max(l.transactionid::text) AS xid FROM pg_locks l
+         WHERE l.virtualtransaction = ANY (%(writers)s::text[])
+         GROUP BY l.pid, l.virtualtransaction) l
+       LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+       LEFT JOIN pg_prepared_xacts p
+              ON l.pid IS NULL AND l.xid = p.transaction::text
+ ORDER BY 6;
+
+-- name: note_horizon
+UPDATE tenure.upkeep SET value = %(final)s WHERE name = 'events' AND value < %(final)s;
 
 -- Per queue: due, later, waiting, running, dead, first ready_at; counted up to %(most)s.
 -- name: queue_counts

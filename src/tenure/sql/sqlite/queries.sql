@@ -567,9 +567,18 @@ ON CONFLICT (name) DO UPDATE SET at = :now
   WHERE at NOT BETWEEN :now - :every_ms + 1 AND :now + :every_ms
 RETURNING at;
 
+-- name: end_turn
+UPDATE tenure_upkeep SET note = :note WHERE name = :name;
+
+-- name: turns
+SELECT name, at, note FROM tenure_upkeep;
+
 -- What the owner has laid down.
 -- name: settings
 SELECT name, value FROM tenure_settings;
+
+-- name: audit_floor
+SELECT value FROM tenure_settings WHERE name = 'audit';
 
 -- name: lay_down
 INSERT INTO tenure_settings (name, value, set_at, set_by) VALUES (:name, :value, :now, :by)
@@ -695,6 +704,12 @@ SELECT j.type, j.status, coalesce(j.error_code, ''), coalesce(j.error_place, '')
          WHERE org = :org) g
   CROSS JOIN tenure_jobs j ON j.id = g.sample;
 
+-- Jobs that wait for dead ones, among so many that wait, and the first of them.
+-- name: waiting_for_the_dead
+SELECT count(DISTINCT d.job), d.job, d.needs, n.status, min(d.job || d.needs)
+  FROM (SELECT job, needs FROM tenure_edges WHERE met = 0 LIMIT :most) d
+ CROSS JOIN tenure_jobs n ON n.id = d.needs AND n.completed_at IS NOT NULL;
+
 -- name: events_of_job
 SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.project,
        e.actor_type, e.actor_id, coalesce(e.request_id, e.job_id),
@@ -710,6 +725,9 @@ SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.pr
   FROM tenure_events e LEFT JOIN tenure_workers w ON w.no = e.worker
  WHERE e.seq > :after AND (:org IS NULL OR e.org = :org)
  ORDER BY e.seq LIMIT :most;
+
+-- name: last_event
+SELECT coalesce(max(seq), 0) FROM tenure_events;
 
 -- Of one queue: due, later, waiting, running, dead, first ready_at; each counted up to :most.
 -- name: queue_counts
@@ -891,10 +909,11 @@ DELETE FROM tenure_history WHERE id IN
                        WHERE d.needs = h.id)
     ORDER BY completed_at LIMIT :most);
 
--- Keep the last N of a task: everything older goes, a bounded batch at a time.
+-- Keep the last N of a task: everything older goes, a bounded batch at a time, though not before the
+-- owner's floor.
 -- name: prune_history_last
 DELETE FROM tenure_history WHERE id IN
-  (SELECT id FROM (SELECT id FROM tenure_history WHERE type = :type
+  (SELECT id FROM (SELECT id FROM tenure_history WHERE type = :type AND completed_at < :before
                     ORDER BY completed_at DESC LIMIT :most OFFSET :last) h
     WHERE NOT EXISTS (SELECT 1 FROM tenure_edges d CROSS JOIN tenure_jobs j ON j.id = d.job
                        WHERE d.needs = h.id));

@@ -97,7 +97,7 @@ class Claiming(PostgresBase):
             for queue in memories.keys() & set(queues):
                 memory = memories[queue]
                 looked[queue] = max(memory.looked, looked.get(queue, -1))
-                if memory.hidden and memory.cheap:
+                if memory.hidden and memory.by_claims:
                     waits.append(max(1, int(memory.sweep_in() * 1000)))
         parameters = {"queues": list(queues), "since": to_json(looked), "now": self._now(now_ms)}
         ((due,),) = self._rows("next_due", parameters)
@@ -108,7 +108,7 @@ class Claiming(PostgresBase):
         found = 0
         for memories in list(self._memory.values()):
             for queue, memory in list(memories.items()):
-                if memory.cheap or memory.sweep_in() > 0:
+                if memory.by_claims or memory.sweep_in() > 0:
                     continue
                 began = time.monotonic()
                 found += memory.compare(

@@ -9,8 +9,9 @@ once is not walked over again.
 
 What could appear before a place is looked for by a sweep: a claim without places while that is
 cheap, else a look beside the claims (`Claiming.sweep`, from the janitor's thread), which then stall
-for nothing. A lane is forgotten when it is empty, but for the last few: each costs every claim a
-step or two (71 ms with 4,000 of them).
+for nothing. Past the jobs of others a sweep goes by claims in any case, 4,000 rows each: only they
+know what is for us. A lane is forgotten when it is empty, but for the last few: each costs every
+claim a step or two (71 ms with 4,000 of them).
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ GRANT_SECONDS = 0.0002  # a granted job: 0.02 to 0.08 ms, more on a busy machine
 SELDOM_SECONDS = 30.0  # or by them after all, when nobody else does it
 MOST_LANES = 256
 IDLE_LANES = 8  # that had nothing in the last claim, while sweeps are cheap
-MIXED_TRAIL_MS = 100  # a walk that is at its end begins so much before it, the next time
+# A walk over a mixed lane that was at its end begins so much before it, the next time: what commits
+# late stands there. As in other lanes, or shorter where that would be many rows of others.
+TRAIL_MS, SHORT_TRAIL_MS, SHORT_FROM = 2000, 200, 500
 FIRST_ID = "00000000-0000-0000-0000-000000000000"
 
 Lane = tuple[int, str]  # priority, org
@@ -80,11 +83,16 @@ class Memory:
         """Seconds until the next sweep may be."""
         return self.swept + max(SWEEP_SECONDS, SWEEP_SHARE * self.cost) - time.monotonic()
 
+    @property
+    def by_claims(self) -> bool:
+        """Whether claims sweep, and not only when nobody else does."""
+        return self.cheap or bool(self.mixed)
+
     def claim_sweeps(self) -> bool:
         """Whether the next claim is the sweep."""
         if self.sweeping is not None:
             return False
-        if self.cheap:
+        if self.by_claims:
             return self.sweep_in() <= 0
         return time.monotonic() - self.swept > max(SELDOM_SECONDS, 2 * SWEEP_SHARE * self.cost)
 
@@ -97,16 +105,13 @@ class Memory:
 
     def compare(self, lanes: Iterable[tuple[int, str, int]]) -> int:
         """(priority, org, first ready_at) as a look from their beginning found them; priority 0 is
-        what was to run later. How many have something before their place. Mixed ones always do:
-        those are left to the sweep that a claim makes now and then."""
+        what was to run later. How many have something before their place."""
         behind = 0
         for priority, org, ready_at in lanes:
             if priority == 0:
                 if self.later is not None and ready_at < self.later[0]:
                     self.later = None
                     behind += 1
-            elif (priority, org) in self.mixed:
-                continue
             elif ready_at < self.lanes.get((priority, org), NOWHERE)[0]:
                 self.stale.add((priority, org))
                 behind += 1
@@ -197,8 +202,10 @@ class Memory:
         priority, org = detail["lane"]
         lane = (priority, org)
         before = self.mixed.pop(lane, None)
-        if detail["passed"] or (before is not None and not (sweep and not detail["more"])):
-            self.mixed[lane] = 0 if detail["more"] else MIXED_TRAIL_MS
+        passed = sum(detail["passed"].values())
+        if passed or (before is not None and not (sweep and not detail["more"])):
+            trail = TRAIL_MS if passed < SHORT_FROM else SHORT_TRAIL_MS
+            self.mixed[lane] = 0 if detail["more"] else trail
         if place is not None:
             self.lanes[lane] = (place[0], place[1])
 

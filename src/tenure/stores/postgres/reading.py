@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tenure.job import STATUSES
-from tenure.store import DeadGroup, Filter, Page, QueueInfo, Rollup, Totals
+from tenure.store import DeadGroup, EventPage, Filter, Page, QueueInfo, Rollup, Totals
 from tenure.stores import listing
 from tenure.stores.listing import CAP, WALK, Walked
 from tenure.stores.postgres.base import PostgresBase
@@ -99,15 +99,18 @@ class Reading(PostgresBase):
         org: str | None = None,
         after: int = 0,
         limit: int = 100,
-    ) -> list[Event]:
+    ) -> EventPage:
         parameters: dict[str, Any] = {"org": org, "after": after, "most": limit}
-        if job_id is None:
-            rows = self._rows("events_all", parameters)
-        else:
-            rows = self._rows("events_of_job", parameters | {"job_id": to_uuid_text(job_id)})
-        return [
-            event_from((*row[:11], row[11] or row[3], row[12] or row[3], *row[13:])) for row in rows
-        ]
+        if job_id is not None:  # whoever writes of a job holds its row: they come in order
+            of_job = parameters | {"job_id": to_uuid_text(job_id)}
+            found = [_event(row) for row in self._rows("events_of_job", of_job)]
+            return EventPage(found, found[-1].seq if found else after)
+        final, held_by = self.horizon.final, None
+        rows = self._rows("events_all", parameters | {"final": final}) if final > after else []
+        if len(rows) < limit:  # all as far as we knew: how far is it by now?
+            final, held_by = self.horizon.look()
+            rows = self._rows("events_all", parameters | {"final": final})
+        return EventPage([_event(row) for row in rows], final, held_by)
 
     def dead_groups(self, where: Filter, *, limit: int = 100) -> list[DeadGroup]:
         asked = {"queue": where.queue, "type": where.type, "org": where.org, "most": CAP + 1}
@@ -141,3 +144,7 @@ def _where(conditions: list[str]) -> str:
 def _job(row: tuple[Any, ...]) -> Job:
     """Where the row says nothing the job is its own request and correlation."""
     return job_from((*row[:26], row[26] or row[0], row[27] or row[0], *row[28:]))
+
+
+def _event(row: tuple[Any, ...]) -> Event:
+    return event_from((*row[:11], row[11] or row[3], row[12] or row[3], *row[13:]))

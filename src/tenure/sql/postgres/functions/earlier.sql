@@ -14,7 +14,7 @@ BEGIN
          'enqueue_job', 'enqueue_job_and_hint', 'enqueue_jobs', 'event_writers', 'finish',
          'finish_completed', 'finish_runs', 'finished', 'floored', 'followers', 'hold_keys', 'lanes',
          'leave', 'look_up', 'next_death', 'next_due', 'note', 'old_days', 'pass_fence', 'pick',
-         'prune_dead', 'prune_edges', 'prune_events', 'prune_history', 'read_jobs', 'reap',
+         'prune_dead', 'prune_edges', 'prune_events', 'prune_history', 'reachable', 'read_jobs', 'reap',
          'refuse_circles', 'refuse_field', 'refuse_fields', 'refuse_jobs', 'release', 'replay',
          'rescue', 'rescue_jobs', 'retire', 'roll_up', 'round_up', 'save_step', 'settle',
          'settle_dependants', 'sign_off', 'stay', 'still_wanted', 'store_jobs', 'store_step',

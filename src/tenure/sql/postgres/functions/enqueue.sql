@@ -359,6 +359,7 @@ DECLARE
   kind CONSTANT text := jsonb_typeof(value);
   word CONSTANT text := value #>> '{}';
   longest CONSTANT integer := CASE field WHEN 'key' THEN 512 ELSE 128 END;
+  uuid CONSTANT text := '^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$';
   low bigint;
   high bigint;
 BEGIN
@@ -379,12 +380,22 @@ BEGIN
       WHEN field = 'actor_type' AND word NOT IN ('user', 'system', 'api_key')
         THEN 'actor_type is user, system or api_key' END;
   ELSIF field IN ('payload', 'remark') THEN
-    RETURN CASE WHEN kind <> 'object' THEN format('%s must be a JSON object', field)
-                WHEN length(value::text) > 67108864 THEN format('%s is too large', field) END;
+    RETURN CASE
+      WHEN kind <> 'object' THEN format('%s must be a JSON object', field)
+      WHEN length(value::text) > 67108864 THEN format('%s is too large', field)
+      WHEN jsonb_path_exists(value, 'strict $.**{64} ? (@.type() == "array" || @.type() == "object")')
+        THEN format('%s is nested deeper than 64 levels; flatten it', field)
+      WHEN jsonb_path_exists(value, 'strict $.** ? (@.type() == "number")
+                                     ? (@ > 9223372036854775807 || @ < -9223372036854775808)')
+        THEN format('%s has a number beyond 64 bits; pass it as a string', field) END;
   ELSIF field = 'after' THEN
-    RETURN CASE WHEN kind <> 'array' THEN 'after must be an array of job ids' END;
+    RETURN CASE WHEN kind <> 'array' OR EXISTS (
+                       SELECT 1 FROM jsonb_array_elements(value) a
+                        WHERE jsonb_typeof(a) <> 'string' OR a #>> '{}' !~ uuid)
+                THEN 'after must be an array of job ids (uuid)' END;
   ELSIF field IN ('id', 'parent') THEN
-    RETURN CASE WHEN kind <> 'string' THEN format('%s must be a job''s id', field) END;
+    RETURN CASE WHEN kind <> 'string' OR word !~ uuid
+                THEN format('%s must be a job''s id (uuid)', field) END;
   END IF;
   SELECT b.low, b.high INTO low, high
     FROM (VALUES ('priority', 1, 10), ('delay_ms', 0, 315576000000),
