@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import servers
 
+ROOT = Path(__file__).resolve().parents[1]
 USUAL = ["--only", "beside,scale", "--quick", "--jobs", "20000"]
 VERDICTS = {True: "ok", False: "MISSED", None: ""}
 
