@@ -32,6 +32,11 @@ CONDITIONS = {
     "org": "j.org = :org",
     "place": "j.error_place = :place",
 }
+# What a walk goes through, besides.
+WALKS = {
+    "walk_dead": ["j.completed_at IS NOT NULL", "j.status = :status"],
+    "walk_cancelled": ["j.status = 'cancelled'"],
+}
 QUEUED = "j.status = 'queued' AND l.id IS NULL"  # the row of a running job says so, too
 
 
@@ -73,17 +78,22 @@ class Reading(Retention):
     def _walk(
         self, db: sqlite3.Connection, walk: str, where: Filter, given: dict[str, Any]
     ) -> Walked:
-        """The rows that fit among the next ones of a table, and where the walk stopped."""
+        """The rows that fit among the next ones of a table, and where the walk stops."""
         table = "finished" if walk in ("walk_finished", "walk_cancelled") else "hot"
         source = self._sql[walk]
-        narrowing = _where(_conditions(walk, where))
-        statement = f"{self._columns(table, source)} {narrowing}{self._sql['job_order']}"
-        rows = db.execute(statement, given).fetchall()
-        if len(rows) >= given["most"] or not narrowing:
-            return Walked(rows, None)  # a whole page, or everything there is
-        end = self._sql["walk_end"].replace("{source}", source)
-        walked, last = db.execute(end, given).fetchone()
-        return Walked(rows, last if walked >= WALK else None)
+        walked = [*WALKS.get(walk, ()), "j.id < :before"]
+        narrowing = _conditions(walk, where)
+        end = None
+        if narrowing:  # or a page is a page
+            ends = self._sql["walk_end"].replace("{source}", source)
+            stopped = db.execute(ends.replace("{where}", _where(walked)), given).fetchone()
+            end = None if stopped is None else stopped[0]
+        if end is not None:
+            walked.append("j.id >= :end")
+        ordered = f"{_where([*walked, *narrowing])}{self._sql['job_order']}"
+        statement = f"{self._columns(table, source)} {ordered}"
+        rows = db.execute(statement, given | {"end": end}).fetchall()
+        return Walked(rows, None if len(rows) >= given["most"] else end)
 
     def _among(
         self, db: sqlite3.Connection, table: str, where: Filter, given: dict[str, Any]
@@ -120,6 +130,7 @@ class Reading(Retention):
 
     def dead_groups(self, where: Filter, *, limit: int = 100) -> list[DeadGroup]:
         rows: list[tuple[Any, ...]] = []
+        counted = self._sql["dead_group" if where.org is None else "dead_group_of_org"]
         with self._reading() as db:
             for number, (queue, type_, death) in enumerate(self._deaths(db)):
                 if number >= MOST_GROUPS:
@@ -127,7 +138,7 @@ class Reading(Retention):
                 if where.queue in (None, queue) and where.type in (None, type_):
                     group = {"queue": queue, "type": type_, "death": death, "org": where.org}
                     asked = group | {"most": CAP + 1}
-                    rows += db.execute(self._sql["dead_group"], asked).fetchall()
+                    rows += db.execute(counted, asked).fetchall()
         return groups_from(rows, where, limit)
 
     def queues(self, *, now_ms: int | None = None) -> list[QueueInfo]:

@@ -12,7 +12,7 @@ BEGIN
          'count_queues', 'count_runs', 'dead_groups', 'death', 'discard', 'dismiss', 'disown',
          'doom', 'drop_day', 'drop_partitions', 'due_lanes', 'end_keys', 'end_runs',
          'enqueue_job', 'enqueue_job_and_hint', 'enqueue_jobs', 'event_writers', 'finish',
-         'finish_completed', 'finish_runs', 'floored', 'followers', 'hold_keys', 'lanes',
+         'finish_completed', 'finish_runs', 'finished', 'floored', 'followers', 'hold_keys', 'lanes',
          'leave', 'look_up', 'next_death', 'next_due', 'note', 'old_days', 'pass_fence', 'pick',
          'prune_dead', 'prune_edges', 'prune_events', 'prune_history', 'reachable', 'read_jobs', 'reap',
          'refuse_circles', 'refuse_field', 'refuse_fields', 'refuse_jobs', 'release', 'replay',

@@ -144,7 +144,7 @@ END $$;
 CREATE FUNCTION tenure.prune_history(in_type text, before bigint, keep_last integer, most integer)
 RETURNS bigint LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off AS $$
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   past CONSTANT bigint := tenure.floored('keep_history', before);
   old uuid[];

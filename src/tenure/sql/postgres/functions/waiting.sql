@@ -25,7 +25,7 @@ END $$;
 -- Their rows are locked.
 CREATE FUNCTION tenure.count_down(waiting uuid[], moment bigint) RETURNS integer LANGUAGE plpgsql
 SET enable_nestloop = on SET enable_hashjoin = off SET enable_mergejoin = off
-SET enable_seqscan = off AS $$
+SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 BEGIN
   IF waiting IS NULL THEN
@@ -45,7 +45,7 @@ END $$;
 -- All that waits for these jobs, and for those.
 CREATE FUNCTION tenure.followers(ids uuid[]) RETURNS uuid[] LANGUAGE sql STABLE
 SET enable_nestloop = on SET enable_hashjoin = off SET enable_mergejoin = off
-SET enable_seqscan = off AS $$
+SET enable_seqscan = off SET jit = off AS $$
   WITH RECURSIVE follower (id) AS (
     SELECT e.job FROM unnest(ids) i(id) CROSS JOIN LATERAL (
            SELECT e.job FROM tenure.edges e WHERE e.needs = i.id AND NOT e.met OFFSET 0) e
@@ -61,7 +61,7 @@ $$;
 CREATE FUNCTION tenure.doom(runs tenure.ended[], moment bigint) RETURNS tenure.ended[]
 LANGUAGE plpgsql
 SET enable_nestloop = on SET enable_hashjoin = off SET enable_mergejoin = off
-SET enable_seqscan = off AS $$
+SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
   released uuid[];
