@@ -55,12 +55,14 @@ def test_one_that_ends_its_process_is_poison(
     shop = workshop(with_task(kind, body))
     worker = shop.worker(concurrency=10)
     rude = shop.jobs.rude.enqueue()
-    eventually(lambda: shop.job(rude.id).crashes, what="the first charge")
+    eventually(lambda: shop.job(rude.id).crashes, within=30, what="the first charge")
     jobs = [shop.jobs.quick.job(n) for n in range(20)]
     jobs += [shop.jobs.stepping.job(n) for n in range(5)]
     shop.app.enqueue_many(jobs)
     shop.wait_for("completed", 25)
-    eventually(lambda: shop.job(rude.id).status == "dead_letter", what="the poison set aside")
+    eventually(
+        lambda: shop.job(rude.id).status == "dead_letter", within=40, what="the poison set aside"
+    )
 
     job = shop.job(rude.id)
     assert (job.error_code, job.crashes) == ("poison", 3)
