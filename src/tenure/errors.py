@@ -105,9 +105,11 @@ class LeaseLost(JobError):
 
 
 class StoreError(TenureError):
-    """`unknown`: the reply was lost, so nobody knows whether the change was made."""
+    """`unknown`: the reply was lost, so nobody knows whether the change was made. `uncharged`: the
+    store could not end a run's work because of what others did; the run costs no attempt."""
 
     unknown = False
+    uncharged = False
 
 
 class StoreBusy(StoreError):

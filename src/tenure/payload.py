@@ -50,7 +50,7 @@ def encode(value: object, *, what: str = "payload", max_bytes: int = MAX_BYTES) 
             and b"\\u0000" not in data
             and _LONG_NUMBER not in data.translate(_DIGITS)
             and (decoded := from_json(data)) == value
-            and (data.count(b"{") + data.count(b"[") <= MAX_DEPTH or not _too_deep(decoded))
+            and (data.count(b"{") + data.count(b"[") <= MAX_DEPTH or not too_deep(decoded))
         ):
             return data.decode()
     except Exception:  # noqa: S110 (whatever the encoder or a value's == says, the walk says better)
@@ -72,7 +72,7 @@ def decode(text: str | bytes) -> Any:
         ) from None
 
 
-def _too_deep(decoded: object) -> bool:
+def too_deep(decoded: object) -> bool:
     """Whether a decoded value is nested beyond the limit: level by level, containers only."""
     level: list[Any] = [decoded] if isinstance(decoded, (dict, list)) else []
     for _ in range(MAX_DEPTH):

@@ -98,8 +98,8 @@ class Page(NamedTuple):
 
 
 class EventPage(NamedTuple):
-    """Events in the order of their numbers. `final`: none can appear any more before the last
-    one that could be shown; `held_by` says who keeps it from being a later one."""
+    """Events in the order of their numbers. `final`: up to this number none can appear any more,
+    and no later one is shown; `held_by` names who has kept it from growing for a while."""
 
     events: list[Event]
     final: int
@@ -169,6 +169,23 @@ class Prune(NamedTuple):
     tasks: Mapping[str, Keep] = MappingProxyType({})
     workers: float = 30 * 86_400  # as long as events that name them
     batch: int = 1000
+    days: bool = True  # whole days too, where the store keeps them apart
+
+
+class Pruned(NamedTuple):
+    """Rows that a pass of retention has removed, by kind, and tables of a whole day. `held`: what
+    kept it from removing more of those."""
+
+    removed: dict[str, int]
+    days: int = 0
+    held: str | None = None
+
+
+class Turn(NamedTuple):
+    """Upkeep of the whole store: when a pass of it last began, and what was said at its end."""
+
+    at: int
+    note: dict[str, Any]
 
 
 Accepted = Literal["accepted", "repeated", "refused"]
@@ -338,6 +355,12 @@ class Store(Protocol):
         """Whether this pass of upkeep (`retention`, `events`) is the caller's: one in `every`
         seconds for all workers of the store, whoever asks first."""
 
+    def end_turn(self, upkeep: str, note: Mapping[str, object]) -> None:
+        """What was done in it, for whoever looks."""
+
+    def turns(self) -> dict[str, Turn]:
+        """Every kind of upkeep, and its last pass."""
+
     def next_due(self, queues: Sequence[str], *, now_ms: int | None = None) -> int | None:
         """Milliseconds until the next job of these queues is due that was to run later; None when
         there is none. What was due when the last claim looked does not count: it is not for this
@@ -361,8 +384,9 @@ class Store(Protocol):
         org: str | None = None,
         after: int = 0,
         limit: int = 100,
-    ) -> list[Event]:
-        """Oldest first, one page; continue with `after=` the last seq."""
+    ) -> EventPage:
+        """Oldest first, one page; continue with `after=` the last seq. Who does so sees every event
+        once: of all jobs only those are shown before which none can appear any more."""
 
     def dead_groups(self, where: Filter, *, limit: int = 100) -> list[DeadGroup]:
         """Dead jobs grouped by what they died of, largest group first; each counted to 10,000."""
@@ -408,9 +432,9 @@ class Store(Protocol):
 
     def resume(self, queue: str, *, actor: Actor) -> None: ...
 
-    def prune(self, keep: Prune, *, now_ms: int | None = None) -> Mapping[str, int]:
+    def prune(self, keep: Prune, *, now_ms: int | None = None) -> Pruned:
         """One bounded pass of retention: finished and dead jobs, events, expired keys, dead
-        worker rows, rollups folded. What was removed, by kind."""
+        worker rows, rollups folded. Nothing goes before the owner's floors (`settings`)."""
 
     def settings(self) -> dict[str, str]:
         """What the owner has laid down: `keep_history`, `keep_events` (milliseconds that finished

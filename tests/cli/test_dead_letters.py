@@ -154,7 +154,7 @@ def test_a_group_is_replayed_and_nothing_else(stage: Stage) -> None:
     assert (ran.code, ran.out) == (0, "replayed 3 jobs\n")
     assert statuses(stage, booms) == {"queued": 3}
     assert statuses(stage, gone) == {"failed": 2}
-    last = stage.store.events(job_id=booms[0])[-1]
+    last = stage.store.events(job_id=booms[0]).events[-1]
     assert (last.kind, last.actor.type, last.data) == ("job.replayed", "user", None)
     assert stage.tenure.shop("replay", "--group", BOOMS).code == 1  # there is none any more
 
@@ -203,7 +203,7 @@ def test_a_rate_spreads_the_work(stage: Stage) -> None:
 
     assert stage.tenure.shop("replay", "--group", BOOMS, "--rate", "40/s").code == 0
 
-    events = stage.store.events(limit=1000)
+    events = stage.store.events(limit=1000).events
     at = [event.at.timestamp() for event in events if event.kind == "job.replayed"]
     assert len(at) == len(ids)
     assert at[-1] - at[0] >= 0.35  # 8 every 0.2 s: the third batch starts 0.4 s after the first
@@ -268,7 +268,7 @@ def test_an_edited_replay_starts_over(stage: Stage) -> None:
     assert stage.tenure.shop("replay", id, "--payload", '{"pages": 2}').code == 0
 
     assert stage.store.steps(id) == {}
-    replayed = stage.store.events(job_id=id)[-1]
+    replayed = stage.store.events(job_id=id).events[-1]
     assert (replayed.kind, replayed.data) == ("job.replayed", {"reason": "edited"})
 
 

@@ -6,6 +6,7 @@ The tables belong to the server's own user; all but `migrate` runs as a role tha
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 import time
@@ -16,6 +17,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from contract.builders import new
 from servers import Databases, Pgbouncer
 from tenure.store import Prune
 from tenure.stores.postgres import PostgresStore
@@ -164,6 +166,34 @@ def test_queues_stats_events(stage: Stage) -> None:
     assert SECRET not in json.dumps(events)
     of_one = stage.tenure.shop("events", stage["failed"], "--json").objects
     assert [event["kind"] for event in of_one] == ["job.enqueued", "job.started", "job.failed"]
+
+
+def test_following_events_waits_for_who_commits_late_and_says_so(
+    stage: Stage, postgres: Databases
+) -> None:
+    """A caller's transaction that has enqueued: what is after it in the trail comes after it."""
+    where = postgres.url(psycopg.conninfo.conninfo_to_dict(stage.store.database.url)["dbname"])
+    stage.store.prune(Prune(completed=86_400, dead=86_400, events=86_400))  # notes where it stands
+    slow, quick = new(), new()
+    with psycopg.connect(where, application_name="billing") as caller:
+        stage.store.enqueue_on(caller, [slow])
+        stage.store.enqueue([quick])
+        look = stage.tenure.shop("events", "--limit", "2")
+        assert f"pid {caller.info.backend_pid}" in look.err
+        assert quick.id not in look.out
+        with stage.tenure.started("-A", "shop", "events", "--follow", "--json") as following:
+            assert following.stdout is not None
+            lines = map(json.loads, following.stdout)
+            before = list(itertools.takewhile(lambda line: line["kind"] != "events.held", lines))
+            assert not {slow.id, quick.id} & {event["job_id"] for event in before}
+            caller.commit()
+            after = [next(lines), next(lines)]
+            following.terminate()
+            assert f"pid {caller.info.backend_pid} 'billing'" in following.communicate()[1]
+    assert [event["job_id"] for event in after] == [slow.id, quick.id]
+    numbers = [event["seq"] for event in before + after]
+    assert len(before) > 2
+    assert numbers == sorted(set(numbers))
 
 
 # -- operating ------------------------------------------------------------------------------------

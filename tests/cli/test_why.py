@@ -116,9 +116,28 @@ def test_nobody_knows_the_type() -> None:
     )
 
 
+def waiting(**needs: str) -> str:
+    return why(job(after=tuple(needs)), [worker()], [queue()], NOW, needs=needs)
+
+
 def test_waiting_for_others() -> None:
-    assert sentence(after=("A", "B")) == "It waits for 2 jobs: A, B."
-    assert sentence(after=("A", "B", "C", "D")) == "It waits for 4 jobs: A, B, C, …."
+    assert waiting(A="queued", B="in_progress") == "It waits for 2 jobs: A, B."
+    assert waiting(**dict.fromkeys("ABCD", "queued")) == "It waits for 4 jobs: A, B, C, …."
+    assert waiting(A="completed", B="queued") == "It waits for 1 job: B."
+    assert "waits for its turn" in waiting(A="completed")
+
+
+def test_waiting_for_one_that_is_dead() -> None:
+    assert waiting(A="failed", B="queued") == (
+        "It waits for 2 jobs: A, B; A has failed, but may still be replayed: `tenure replay A` "
+        "runs it again, `tenure discard A` gives it up and cancels this one."
+    )
+    assert "A is a dead letter, but may still be replayed (so may 1 other): " in waiting(
+        A="dead_letter", B="failed"
+    )
+    assert waiting(A="cancelled", B="failed") == (
+        "It waits for 2 jobs: A, B; A will never complete, so the next live worker cancels it."
+    )
 
 
 def test_its_turn_comes() -> None:

@@ -318,7 +318,7 @@ def find(store: Store, where: Filter | None = None, **page: Any) -> list[Job]:
 def all_events(store: Store, **where: Any) -> list[Event]:
     """Every event, page by page."""
     found: list[Event] = []
-    while page := store.events(after=found[-1].seq if found else 0, **where):
+    while page := store.events(after=found[-1].seq if found else 0, **where).events:
         found += page
     return found
 

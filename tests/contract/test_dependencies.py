@@ -328,6 +328,95 @@ def test_the_key_of_a_cancelled_job_as_a_need_is_refused(store: Store) -> None:
         store.enqueue([again, new(after=(again.id,))])
 
 
+def test_many_needs_withdrawn_at_once_cancel_whoever_waits(store: Store) -> None:
+    """Queued, running and dead ones, some of them needed by the same job."""
+    no = worker(store)
+    dead = [ended_job(store, no, Dead(FAILURE)) for _ in range(3)]
+    running = started_job(store, no)
+    queued = put_many(store, 20)
+    pairs = [put(store, after=(queued[n], queued[-n - 1])) for n in range(10)]
+    behind = put_many(store, 3, after=tuple(pairs))
+    after_dead = [put(store, after=(id,), after_failed="wait") for id in dead]
+    after_running = put(store, after=(running.id,))
+
+    store.cancel([*queued, running.id], actor=OPERATOR, reason="all of it")
+    store.discard(dead, actor=OPERATOR, reason="all of it")
+    assert get(store, after_running).status == "queued"
+    finish(store, no, running, Cancelled("asked to"))
+
+    for id in (*pairs, *behind, *after_dead, after_running):
+        assert (get(store, id).status, get(store, id).error_code) == (
+            "cancelled", "dependency_cancelled",
+        )  # fmt: skip
+    assert (queue_info(store).waiting, store.settle_dependants()) == (0, 0)
+
+
+def test_retention_strands_nobody(store: Store, clock: Clock) -> None:
+    """What is past its time stays while somebody waits for it, or takes who waits with it."""
+    no = worker(store)
+    done = ended_job(store, no, Completed("7"))
+    failed = ended_job(store, no, Failed(FAILURE))
+    other = put(store, queue="elsewhere")
+    patient = put(store, after=(failed,), after_failed="wait")
+    partly = put(store, after=(done, other))
+    clock.advance(400 * DAY)
+    keep = Prune(completed=60, dead=60, events=60, tasks={"work": Keep(dead_last=0)})
+    for _ in range(3):
+        store.prune(keep)
+
+    assert get(store, patient).status == "queued"
+    assert store.results(partly)[done] == ("completed", 7)
+    store.replay([failed], actor=OPERATOR)
+    finish(store, no, claim_one(store, no), Completed())
+    finish(store, no, claim_one(store, no, queue="elsewhere"), Completed())
+    assert set(ids_of(claim(store, no))) == {patient, partly}
+
+
+def test_a_need_that_is_no_more_strands_nobody(store: Store, connection: Any, kind: str) -> None:
+    """However it went: by hand, or by a restore of half the tables."""
+    need = put(store)
+    last = put(store, after=(need,))
+    connection.execute(f"DELETE FROM {table(kind, 'jobs')} WHERE waits = 0")
+
+    assert store.settle_dependants() == 1
+
+    assert (get(store, last).status, get(store, last).error_code) == (
+        "cancelled", "dependency_cancelled",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["cancelled", "discarded"])
+def test_a_caller_s_job_after_a_cancelled_one_is_refused(
+    store: Store, connection: Any, how: str
+) -> None:
+    no = worker(store)
+    need = put(store) if how == "cancelled" else ended_job(store, no, Failed(FAILURE))
+    if how == "cancelled":
+        store.cancel([need], actor=OPERATOR, reason="x")
+    else:
+        store.discard([need], actor=OPERATOR, reason="x")
+    begin(connection)
+    with pytest.raises(JobError, match="was cancelled"):
+        store.enqueue_on(connection, [new(after=(need,))])
+    good = new()
+    store.enqueue_on(connection, [good])
+    connection.execute("COMMIT")
+    assert totals(store) == {"queued": 1, "cancelled": 1}
+
+
+def test_the_doctor_says_who_waits_for_a_dead_job(store: Store) -> None:
+    no = worker(store)
+    need = ended_job(store, no, Failed(FAILURE))
+    assert [each for each in store.inspect() if each.check == "waiting"] == []
+    last = put(store, after=(need,), after_failed="wait")
+
+    (finding,) = [each for each in store.inspect() if each.check == "waiting"]
+
+    assert finding.level == "warning"
+    assert f"job {last} waits for {need}, which has failed" in finding.message
+    assert f"tenure replay {need}" in str(finding.remedy)
+
+
 @pytest.mark.parametrize("outcome", [Failed(FAILURE), Dead(FAILURE)], ids=name_of)
 def test_the_janitor_cancels_what_came_after_the_death_of_its_need(
     store: Store, outcome: Outcome

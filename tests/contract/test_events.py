@@ -267,7 +267,7 @@ def test_events_are_read_page_by_page_oldest_first(store: Store) -> None:
     put_many(store, 25)
     seen: list[int] = []
 
-    while page := store.events(after=seen[-1] if seen else 0, limit=10):
+    while page := store.events(after=seen[-1] if seen else 0, limit=10).events:
         assert len(page) <= 10
         seen += [event.seq for event in page]
 

@@ -44,7 +44,7 @@ def keep(**tasks: Keep) -> Prune:
 def prune_all(store: Store, policy: Prune) -> None:
     """Pass after pass until there is nothing left to remove."""
     for _ in range(500):
-        if not sum(store.prune(policy).values()):
+        if not sum(store.prune(policy).removed.values()):
             return
     raise AssertionError("prune never comes to an end")
 
@@ -239,7 +239,7 @@ def test_a_key_does_not_expire_before_its_job_is_terminal(store: Store, clock: C
     prune_all(store, ALL)
     assert store.enqueue([duplicate()])[0][:2] == (id, True)
     clock.advance(2 * MINUTE)
-    assert store.prune(ALL)["keys"] == 1
+    assert store.prune(ALL).removed["keys"] == 1
 
     assert not store.enqueue([duplicate()])[0].duplicate
 
@@ -289,7 +289,7 @@ def test_the_file_shrinks_after_a_large_prune(
     assert before > 20_000_000
     clock.advance(8 * DAY)
 
-    removed = store.prune(ALL)
+    removed = store.prune(ALL).removed
     assert removed["history"] == 1000
     for _ in range(10):  # as the janitor does, once a minute: nothing more is removed
         store.prune(ALL)

@@ -11,7 +11,7 @@ import pytest
 
 from tenure.ids import new_id
 from tenure.job import rfc3339
-from tenure.outcome import Cancelled, Completed, Dead, Failed, Outcome, Retried
+from tenure.outcome import Cancelled, Completed, Crashed, Dead, Failed, Outcome, Retried
 from tenure.store import Filter, Store
 
 from .builders import (
@@ -21,6 +21,7 @@ from .builders import (
     OPERATOR,
     SECOND,
     Clock,
+    all_events,
     claim,
     claim_one,
     ended_job,
@@ -32,6 +33,7 @@ from .builders import (
     put,
     put_many,
     queue_info,
+    rescue,
     started_job,
     totals,
     worker,
@@ -451,3 +453,54 @@ def test_every_job_ever_accepted_is_in_job_queue_with_its_ulid(store: Store, sql
 
     assert {row["id"] for row in sql("SELECT id FROM job_queue")} == set(ids)
     assert all(re.fullmatch(r"[0-7][0-9A-HJKMNP-TV-Z]{25}", id) for id in ids)
+
+
+def test_what_was_asked_stays_what_was_asked(store: Store, clock: Clock) -> None:
+    """Retries and replays move when a job is due, not when it was asked to run."""
+    no = worker(store)
+    at_once = put(store)
+    delayed = put(store, delay_ms=MINUTE)
+    exact = put(store, at_ms=clock() + MINUTE)
+    asked = {id: get(store, id).scheduled_for for id in (at_once, delayed, exact)}
+    assert asked[at_once] is None
+    assert {milliseconds(when) for when in asked.values() if when} == {clock() + MINUTE}
+    clock.advance(MINUTE)
+    for job in claim(store, no):
+        finish(store, no, job, Retried(10, FAILURE))
+    clock.advance(HOUR)
+    for job in claim(store, no):
+        finish(store, no, job, Failed(FAILURE) if job.id == exact else Completed())
+    store.replay([exact], actor=OPERATOR)
+    clock.advance(HOUR)
+    finish(store, no, claim_one(store, no), Completed())
+
+    assert {id: get(store, id).scheduled_for for id in asked} == asked
+    assert {get(store, id).status for id in asked} == {"completed"}
+
+
+def test_a_discarded_job_keeps_the_error_it_died_of(store: Store) -> None:
+    id = ended_job(store, worker(store), Failed(FAILURE))
+    error = get(store, id).error
+
+    store.discard([id], actor=OPERATOR, reason="hopeless")
+
+    job = get(store, id)
+    assert (job.status, job.error, job.error_code) == ("cancelled", error, "discarded")
+    last = all_events(store, job_id=id)[-1]
+    assert (last.kind, last.data) == ("job.discarded", {"reason": "hopeless"})
+
+
+@pytest.mark.parametrize("how", ["poison", "lost"])
+def test_poison_counts_as_dead_in_statistics(store: Store, how: str) -> None:
+    no = worker(store)
+    job = started_job(store, no)
+    if how == "poison":
+        finish(store, no, job, Crashed("killed", 1))
+    else:
+        rescue(store, no, started=None, limit=1)
+
+    assert get(store, job.id).error_code == how
+    outcomes = {(rollup.outcome, rollup.runs) for rollup in store.rollups(since_ms=0)}
+    assert outcomes == {("dead", 1)}
+    assert totals(store) == {"dead_letter": 1}
+    assert queue_info(store).dead == 1

@@ -1,10 +1,14 @@
-"""Prune: what is past its age goes, nothing else, and never much at a time."""
+"""Prune: what is past its age goes, nothing else, and never much at a time. The owner's floors."""
 
 from __future__ import annotations
+
+import time
+from collections.abc import Callable
 
 import pytest
 
 from tenure.outcome import Cancelled, Completed, Dead, Failed, Outcome
+from tenure.policy import Keep
 from tenure.store import Prune, Store
 
 from .builders import (
@@ -36,7 +40,7 @@ KEEP = Prune(completed=7 * 86_400, dead=30 * 86_400, events=90 * 86_400)
 def prune_all(store: Store, keep: Prune) -> None:
     """Pass after pass until there is nothing left to remove."""
     for _ in range(50):
-        if not sum(store.prune(keep).values()):
+        if not sum(store.prune(keep).removed.values()):
             return
     raise AssertionError("prune never comes to an end")
 
@@ -55,7 +59,7 @@ def test_finished_jobs_go_when_they_are_past_their_age(
 
     assert store.get(id) is None
     assert totals(store) == {}
-    assert sum(removed.values()) >= 1
+    assert sum(removed.removed.values()) >= 1
 
 
 def test_the_age_counts_from_the_end_not_from_the_enqueue(store: Store, clock: Clock) -> None:
@@ -161,7 +165,7 @@ def test_a_reader_of_events_misses_nothing_because_of_a_prune(store: Store, cloc
 
     id = put(store)
 
-    assert [event.job_id for event in store.events(after=last)] == [id]
+    assert [event.job_id for event in store.events(after=last).events] == [id]
 
 
 def test_rows_of_dead_workers_go_and_those_of_living_ones_stay(store: Store, clock: Clock) -> None:
@@ -208,7 +212,7 @@ def test_counts_in_the_rollups_never_fall(store: Store, clock: Clock) -> None:
 
 
 def test_pruning_an_empty_store_removes_nothing(store: Store) -> None:
-    assert sum(store.prune(KEEP).values()) == 0
+    assert sum(store.prune(KEEP).removed.values()) == 0
 
 
 def test_now_ms_decides_about_age(kind: str, store: Store, clock: Clock) -> None:
@@ -217,3 +221,95 @@ def test_now_ms_decides_about_age(kind: str, store: Store, clock: Clock) -> None
     store.prune(KEEP, now_ms=clock() + WEEK + MINUTE + LATE[kind])
 
     assert store.get(id) is None
+
+
+# -- the owner's floors ---------------------------------------------------------------------------
+
+
+def keep_at_least(store: Store, **days: int) -> None:
+    for name, number in days.items():
+        store.lay_down(f"keep_{name}", str(number * DAY), by="the owner")
+
+
+def days_ago(store: Store, clock: Clock, days: int) -> str:
+    """A job that ended then, by the real clock too: a floor is held by the server's."""
+    clock.ms = int(time.time() * 1000) - days * DAY
+    id = ended_job(store, worker(store), Completed())
+    clock.ms = int(time.time() * 1000)
+    return id
+
+
+def test_a_floor_holds_whatever_is_asked_for(store: Store, clock: Clock) -> None:
+    keep_at_least(store, history=20, events=60)
+    ids = [days_ago(store, clock, days) for days in (61, 59, 21, 19)]
+    less = Prune(completed=0, dead=0, events=0, tasks={"noop": Keep(completed=0)})
+
+    prune_all(store, less)
+
+    assert [store.get(id) is not None for id in ids] == [False, False, False, True]
+    assert [len(all_events(store, job_id=id)) for id in ids] == [0, 3, 3, 3]
+
+
+def test_to_keep_the_last_so_many_is_no_way_around_it(store: Store, clock: Clock) -> None:
+    keep_at_least(store, history=20)
+    ids = [days_ago(store, clock, days) for days in (21, 19, 1)]
+    (type_,) = {get(store, id).type for id in ids}
+
+    prune_all(store, KEEP._replace(tasks={type_: Keep(completed_last=0)}))
+
+    assert [store.get(id) is not None for id in ids] == [False, True, True]
+
+
+def test_a_floor_shortens_nothing_and_can_be_taken_back(store: Store, clock: Clock) -> None:
+    keep_at_least(store, history=1, events=1)
+    id = days_ago(store, clock, 5)
+    prune_all(store, KEEP)
+    assert store.get(id) is not None
+
+    keep_at_least(store, history=300)
+    assert store.settings()["keep_history"] == str(300 * DAY)
+    store.lay_down("keep_history", None, by="the owner")
+    assert "keep_history" not in store.settings()
+    prune_all(store, KEEP._replace(completed=4 * 86_400 - 3600))
+    assert store.get(id) is None
+
+
+def test_nobody_writes_less_to_the_trail_than_the_owner_says(
+    make_store: Callable[[], Store], store: Store
+) -> None:
+    sparing = make_store()
+    sparing.audit = "errors"  # type: ignore[attr-defined]
+    no = worker(sparing)
+    quiet = ended_job(sparing, no, Completed())
+    assert all_events(store, job_id=quiet) == []
+
+    store.lay_down("audit", "all", by="the owner")
+    single = ended_job(sparing, no, Completed())
+    several = put_many(sparing, 2)
+    sparing.finish(no, [end(job, Completed()) for job in claim(sparing, no)])
+    crashed = started_job(sparing, no).id
+    rescue(sparing, no)
+
+    started = ["job.enqueued", "job.started"]
+    for id, last in {single: "job.succeeded", several[0]: "job.succeeded",
+                     several[1]: "job.succeeded", crashed: "job.rescued"}.items():  # fmt: skip
+        assert [event.kind for event in all_events(store, job_id=id)] == [*started, last]
+
+
+# -- one pass for all workers ---------------------------------------------------------------------
+
+
+def test_one_turn_for_all_and_what_was_said_at_its_end(
+    make_store: Callable[[], Store], store: Store, clock: Clock
+) -> None:
+    other = make_store()
+
+    assert store.take_turn("retention", 60)
+    store.end_turn("retention", {"removed": {"keys": 3}, "held": "Ünïcode"})
+    assert not store.take_turn("retention", 60) and not other.take_turn("retention", 60)
+    began = other.turns()["retention"].at
+    assert other.turns()["retention"].note == {"removed": {"keys": 3}, "held": "Ünïcode"}
+    clock.advance(61_000)
+
+    assert [s.take_turn("retention", 60) for s in (other, store)] == [True, False]
+    assert store.turns()["retention"].at >= began + 60_000

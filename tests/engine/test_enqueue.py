@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 import tenure
+from places import Place
 from tenure.policy import CATEGORIES
 
 
@@ -186,6 +187,49 @@ def test_a_category_routes_and_retries(app: tenure.App, category: str) -> None:
     assert (job.category, job.queue, job.max_attempts) == (
         category, kind.queue, kind.retry.attempts,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("category", sorted(CATEGORIES))
+def test_a_category_says_how_long_a_key_is_remembered(
+    app: tenure.App, place: Place, category: str
+) -> None:
+    @app.task(category=category)
+    def work() -> None: ...
+
+    work.options(key="k").enqueue()
+
+    days = 30 if category in ("planning", "export", "import") else 7
+    assert place.sql("SELECT ttl_ms FROM tenure_keys") == [(days * 86_400_000,)]
+
+
+def test_the_priority_of_a_task_that_names_none(app: tenure.App) -> None:
+    @app.task
+    def work() -> None: ...
+
+    assert stored(app, work.enqueue()).priority == 5
+    assert stored(app, app.enqueue("work")).priority == 5
+    assert stored(app, work.options(priority=2).enqueue()).priority == 2
+
+
+def test_the_envelope_has_the_names_of_the_contract_and_no_other(app: tenure.App) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    later = datetime.datetime(2031, 2, 3, 4, 5, 6, 789_000, tzinfo=datetime.UTC)
+    who = {"org": "acme", "project": "p-1", "actor": ("user", "7")}
+    send_email = send_to(app)
+    with tenure.acting(**who, request_id="r", correlation_id="c", traceparent=trace):
+        receipt = send_email.options(key="k", at=later).enqueue("a@b.c")
+        plain = send_email.enqueue("a@b.c")
+
+    job = stored(app, receipt)
+    assert job.envelope == {
+        "job_id": str(job.uuid), "job_type": "send_email", "org_id": "acme", "project_id": "p-1",
+        "actor_type": "user", "actor_id": "7", "request_id": "r", "correlation_id": "c",
+        "idempotency_key": "k", "payload": {"to": "a@b.c"},
+        "created_at": job.created_at.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z",
+        "scheduled_for": "2031-02-03T04:05:06.789Z", "traceparent": trace,
+    }  # fmt: skip
+    assert stored(app, plain).envelope["scheduled_for"] is None
+    assert stored(app, plain).traceparent == trace
 
 
 def test_find_walks_pages_newest_first(app: tenure.App) -> None:

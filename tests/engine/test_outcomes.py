@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import tenure
+from places import Place
 
 
 def run(app: tenure.App, task: tenure.Task[..., Any], *args: Any) -> tenure.Job:
@@ -349,3 +350,48 @@ def test_whatever_a_handler_says_is_stored_and_harms_no_neighbour(
     assert job is not None
     assert (job.status, job.error, job.error_code) == (status, error, code)
     assert [app.result(other.id) for other in others] == ["fine"] * 3
+
+
+def test_a_key_says_how_its_job_ended_and_where(app: tenure.App, place: Place) -> None:
+    @app.task
+    def work(how: str) -> None:
+        if how == "failed":
+            raise tenure.PermanentError("no")
+
+    def key() -> list[tuple[Any, ...]]:
+        found = place.sql("SELECT status, result_ref, error_ref, expires_at FROM tenure_keys")
+        return [(*row[:3], row[3] is not None) for row in found]
+
+    first = work.options(key="k").enqueue("completed")
+    assert key() == [(None, None, None, False)]
+    app.run_worker(drain=True)
+    assert key() == [("succeeded", first.id, None, True)]
+    assert work.options(key="k").enqueue("again") == tenure.Receipt(first.id, True, "completed")
+
+    place.sql("DELETE FROM tenure_keys")
+    second = work.options(key="k").enqueue("failed")
+    app.run_worker(drain=True)
+    assert key() == [("failed", None, second.id, True)]
+    app.replay(second.id)
+    assert key() == [(None, None, None, False)]
+
+
+def test_an_audit_of_errors_keeps_what_went_wrong(make_app: Callable[..., tenure.App]) -> None:
+    app = make_app(audit="errors")
+
+    @app.task(retry=tenure.Retry(attempts=2, backoff=tenure.Steps(0)))
+    def work(fine: bool) -> None:
+        if not fine:
+            raise ValueError("no")
+
+    fine, bad, given_up = work.enqueue(True), work.enqueue(False), work.options(delay=60)
+    kinds = {
+        receipt.id: [event.kind for event in app.events(receipt.id)] for receipt in (fine, bad)
+    }
+    assert kinds == {fine.id: [], bad.id: []}
+    app.run_worker(drain=True)
+    assert [event.kind for event in app.events(fine.id)] == []
+    assert [event.kind for event in app.events(bad.id)] == ["job.retried", "job.deadlettered"]
+    cancelled = given_up.enqueue(True)
+    app.cancel(cancelled.id)
+    assert [event.kind for event in app.events(cancelled.id)] == ["job.cancelled"]

@@ -364,12 +364,15 @@ def test_a_lost_commit_is_done_again(
     url: str, proxy: Proxy, app: tenure.App, make: Make, ledger: Ledger
 ) -> None:
     app.settings = tenure.App(proxy.url(url), lease_seconds=3, lease_renew_seconds=1).settings
-    task = make(inside=lambda ctx, conn: ctx.result("paid"), retry=NOW)
+    task = make(inside=lambda ctx, conn: ctx.result("paid"), retry=ONCE)
     proxy.lose_request(lambda message: message[5:].startswith(b"COMMIT"))
-    job = run(app, task)
+    receipt = task.enqueue()
+    with app.worker():
+        eventually(lambda: job_of(app, receipt).terminal, within=30, what="its second run")
+    job = job_of(app, receipt)
 
     assert proxy.counts["lost_requests"] == 1
-    assert (job.status, job.result, job.attempts) == ("completed", "paid", 2)
+    assert (job.status, job.result, job.attempts) == ("completed", "paid", 1), "uncharged"
     assert len(ledger()) == 1
 
 

@@ -12,6 +12,21 @@ import pytest
 
 import tenure
 from crash.harness import eventually
+from places import Place
+
+# Beside the table: what is written while a job runs.
+NOTE_PROGRESS = {
+    "sqlite": [
+        "CREATE TRIGGER note AFTER UPDATE OF progress ON tenure_jobs WHEN new.progress IS NOT NULL"
+        " BEGIN INSERT INTO seen VALUES (1); END"
+    ],
+    "postgres": [
+        "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN INSERT INTO public.seen VALUES (1); RETURN NULL; END $$",
+        "CREATE TRIGGER note AFTER UPDATE OF progress ON tenure_jobs FOR EACH ROW"
+        " WHEN (new.progress IS NOT NULL) EXECUTE FUNCTION note()",
+    ],
+}
 
 
 def context_task(app: tenure.App, handler: Any, **options: Any) -> tenure.Task[..., Any]:
@@ -103,6 +118,28 @@ def test_progress_is_seen_while_it_runs_and_the_last_word_is_kept(app: tenure.Ap
         app.result(receipt.id, timeout=10)
 
     assert job_of(app, receipt).progress == {"percent": 100, "phase": "finished"}
+
+
+def test_progress_is_written_four_times_a_second_at_most(app: tenure.App, place: Place) -> None:
+    app.migrate()
+    place.sql("CREATE TABLE seen (percent integer)")
+    for statement in NOTE_PROGRESS[place.kind]:
+        place.sql(statement)
+    took: list[float] = []
+
+    def work(ctx: tenure.Context) -> None:
+        began = time.monotonic()
+        for n in range(1, 100):
+            ctx.progress(n)
+            time.sleep(0.01)
+        took.append(time.monotonic() - began)
+
+    receipt = context_task(app, work).enqueue()
+    app.run_worker(drain=True)
+
+    written = place.sql("SELECT count(*) FROM seen")[0][0]
+    assert 2 <= written <= took[0] / 0.25 + 2
+    assert job_of(app, receipt).progress == {"percent": 99}
 
 
 def test_progress_of_a_job_too_quick_to_be_seen_is_kept(app: tenure.App) -> None:

@@ -70,24 +70,29 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connection]
     store.close()
 
 
-def plan(db: sqlite3.Connection, *parts: str) -> str:
+def plan(db: sqlite3.Connection, *parts: str, source: str = "") -> str:
     text = " ".join(STATEMENTS[part] for part in parts)
+    if source:
+        text = text.replace("{source}", STATEMENTS[source])
     parameters = {
         "queue": "default", "priority": 5, "org": "a", "now": 2**60, "most": 100, "skip": 0,
         "worker": 1, "rows": "[]", "types": '["noop"]', "id": "X", "status": "dead_letter",
         "before": None, "type": None, "key": None, "ids": None, "place": None, "job": "X",
         "audit": "all", "job_id": "X", "after": 0, "later_ms": 1, "ready_at": 1, "name": "s",
-        "result": "1", "lease_no": 1,
+        "result": "1", "lease_no": 1, "worker_id": "h:1:X", "walk": 20_000, "since": 0,
+        "death": "d", "last": 1, "since_id": "",
     }  # fmt: skip
     rows = db.execute(f"EXPLAIN QUERY PLAN {text}", parameters).fetchall()
     return "\n".join(row[3] for row in rows)
 
 
-@pytest.mark.parametrize("name", ["claim_pick", "claim_leave"])
+@pytest.mark.parametrize("name", ["claim_pick", "claim_leave", "claim_walk", "claim_behind"])
 def test_the_claim_reads_a_range_of_its_queue(db: sqlite3.Connection, name: str) -> None:
     found = plan(db, name)
 
-    assert "SEARCH tenure_ready USING PRIMARY KEY (queue=? AND priority=? AND org=? AND" in found
+    assert "SEARCH tenure_due USING PRIMARY KEY (queue=? AND priority=? AND org=?" in found.replace(
+        "SEARCH d ", "SEARCH tenure_due "
+    )
     assert "TEMP B-TREE" not in found, "it must not sort: the queue has the order"
 
 
@@ -95,8 +100,8 @@ def test_the_claim_reads_a_range_of_its_queue(db: sqlite3.Connection, name: str)
 def test_the_look_for_lanes_seeks_and_never_scans(db: sqlite3.Connection, name: str) -> None:
     found = plan(db, name)
 
-    assert "SEARCH tenure_ready USING PRIMARY KEY" in found
-    assert "SCAN tenure_ready" not in found
+    assert "SEARCH tenure_due USING PRIMARY KEY" in found
+    assert "SCAN tenure_due" not in found
 
 
 @pytest.mark.parametrize(
@@ -113,7 +118,8 @@ def test_a_batch_goes_by_the_primary_key(db: sqlite3.Connection, name: str) -> N
 
 
 def test_keys_are_found_by_org_and_key(db: sqlite3.Connection) -> None:
-    assert "SEARCH tenure_keys USING PRIMARY KEY (org=? AND key=?)" in plan(db, "finish_keys")
+    assert "SEARCH tenure_keys USING PRIMARY KEY (key=? AND org=?)" in plan(db, "finish_keys")
+    assert "SEARCH tenure_keys USING PRIMARY KEY (key=?" in plan(db, "key_owners")
 
 
 def test_renewal_reads_leases_and_cancel_requests_only(db: sqlite3.Connection) -> None:
@@ -121,36 +127,88 @@ def test_renewal_reads_leases_and_cancel_requests_only(db: sqlite3.Connection) -
     assert "tenure_jobs_cancel" in plan(db, "cancel_requests")
 
 
-def test_a_withdrawn_job_leaves_its_queue_by_the_key(db: sqlite3.Connection) -> None:
-    assert "SEARCH tenure_ready USING PRIMARY KEY (queue=? AND priority=? AND org=?" in plan(
-        db, "operator_leave"
-    )
+@pytest.mark.parametrize("place", ["due", "later", "suspects"])
+def test_a_withdrawn_job_leaves_its_queue_by_the_key(db: sqlite3.Connection, place: str) -> None:
+    found = plan(db, f"operator_leave_{place}")
+
+    assert f"SEARCH tenure_{place} USING PRIMARY KEY (queue=? AND " in found
 
 
 def test_one_job_is_found_by_its_key(db: sqlite3.Connection) -> None:
-    assert "SEARCH j USING PRIMARY KEY (id=?)" in plan(db, "job_hot", "job_by_id")
-    assert "SEARCH j USING PRIMARY KEY (id=?)" in plan(db, "job_history", "job_by_id")
+    for columns, table in (("job_hot", "hot"), ("job_history", "finished")):
+        found = plan(db, columns, "job_by_id", source=table)
+        assert "SEARCH j USING PRIMARY KEY (id=?)" in found
 
 
-def test_dead_jobs_are_listed_from_their_index(db: sqlite3.Connection) -> None:
-    found = plan(db, "job_hot", "job_status_dead", "job_filter")
+@pytest.mark.parametrize(
+    ("walk", "where", "by"),
+    [
+        ("walk_hot", "", "SEARCH j USING PRIMARY KEY (id<?)"),
+        ("walk_dead", "j.completed_at IS NOT NULL AND j.status = :status AND ",
+         "SEARCH j USING INDEX tenure_jobs_dead (status=? AND id<?)"),
+        ("walk_all_dead", "", "tenure_jobs_dead (status=? AND id<?)"),
+        ("walk_held", "", "SEARCH tenure_leases USING PRIMARY KEY (id<?)"),
+        ("walk_finished", "", "SEARCH j USING PRIMARY KEY (id<?)"),
+        ("walk_cancelled", "j.status = 'cancelled' AND ", "tenure_history_cancelled (id<?)"),
+    ],
+)  # fmt: skip
+def test_a_listing_walks_in_the_order_of_its_index(
+    db: sqlite3.Connection, walk: str, where: str, by: str
+) -> None:
+    text = STATEMENTS["walk_end"].replace("{source}", STATEMENTS[walk])
+    text = text.replace("{where}", f"WHERE {where}j.id < :before ")
+    given = {"before": "~", "status": "dead_letter", "walk": 20_000}
+    found = "\n".join(row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {text}", given))
 
-    assert "tenure_jobs_dead (status=? AND id<?)" in found
-    assert "TEMP B-TREE" not in found
+    assert by in found
+    assert "SCAN tenure_jobs" not in found
+    assert "SCAN tenure_history" not in found
+
+
+def test_the_next_group_of_the_dead_is_a_step(db: sqlite3.Connection) -> None:
+    """Scalar bounds: a comparison of rows walks over all that died of the same thing."""
+    found = plan(db, "death_after")
+
+    assert "tenure_jobs_death (queue=? AND type=? AND death>?)" in found
+    assert "tenure_jobs_death (queue=? AND type>?)" in found
+    assert "tenure_jobs_death (queue>?)" in found
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("claim_others", "later"),
+        ("claim_others", "suspects"),
+        ("claim_promote", "later"),
+        ("claim_promoted", "later"),
+        ("claim_pick_suspects", "suspects"),
+        ("next_due", "later"),
+        ("next_due", "suspects"),
+    ],
+)
+def test_what_is_not_due_yet_is_never_walked(db: sqlite3.Connection, name: str, table: str) -> None:
+    found = plan(db, name)
+
+    assert f"tenure_{table} USING PRIMARY KEY (queue=? AND ready_at" in found.replace(
+        "SEARCH s ", "SEARCH tenure_suspects "
+    )
+    assert f"SCAN tenure_{table}" not in found
 
 
 def test_events_of_a_job_are_found_by_it(db: sqlite3.Connection) -> None:
     assert "tenure_events_job (job_id=? AND rowid>?)" in plan(db, "events_of_job")
 
 
-def test_counts_read_no_job(db: sqlite3.Connection) -> None:
-    """Queued, running and finished jobs are counted on an index or a table of their own; the row
-    may be looked at only of the few that are dead, waiting or cancelled."""
-    few = ("tenure_jobs_dead", "tenure_jobs_waiting", "tenure_history_cancelled")
-    few += ("SCAN tenure_ready", "SCAN tenure_leases")
-    for line in plan(db, "totals").splitlines():
-        if "tenure_" in line and not any(index in line for index in few):
-            assert "COVERING INDEX" in line, line
+def test_counts_are_of_the_first_so_many(db: sqlite3.Connection) -> None:
+    """What a figure is counted in is cut off within the count: each part has a limit of its own."""
+    text = STATEMENTS["totals"]
+    assert text.count("LIMIT") == text.count("FROM tenure_") == 9
+    text = STATEMENTS["queue_counts"]
+    assert text.count("LIMIT") == text.count("FROM tenure_") == 6
+    assert "SCAN tenure_jobs\n" not in plan(db, "totals") + "\n"
+    assert "tenure_jobs_death (queue=? AND type=? AND death=? AND" in plan(db, "dead_group_of_org")
+    counted = plan(db, "dead_group")
+    assert "COVERING INDEX tenure_jobs_death (queue=? AND type=? AND death=?" in counted
 
 
 def test_retention_takes_the_oldest_of_a_task(db: sqlite3.Connection) -> None:

@@ -88,7 +88,7 @@ def test_a_sound_database(url: str) -> None:
     assert not bad
     assert {finding.check for finding in found} == {
         "server", "durability", "connections", "schema", "role", "sessions", "locks", "vacuum",
-        "partitions",
+        "partitions", "events", "replication",
     }  # fmt: skip
 
 

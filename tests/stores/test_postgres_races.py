@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,10 +12,22 @@ from typing import Any
 import psycopg
 import pytest
 
-from contract.builders import claim_one, finish, get, new, put, started_job, worker, worker_row
+from contract.builders import (
+    FAILURE,
+    OPERATOR,
+    claim_one,
+    ended_job,
+    finish,
+    get,
+    new,
+    put,
+    started_job,
+    worker,
+    worker_row,
+)
 from tenure.engine.finisher import ALONE_AFTER, Finisher
-from tenure.errors import StoreBusy
-from tenure.outcome import Completed, Ended
+from tenure.errors import JobError, StoreBusy
+from tenure.outcome import Completed, Ended, Failed
 from tenure.store import Prune
 from tenure.stores.postgres import PostgresStore
 from tenure.stores.postgres.database import to_uuid_text
@@ -182,3 +196,58 @@ def test_a_locked_job_holds_up_no_outcome_but_its_own(
     assert get(store, jobs[0].id).status == "completed"
     assert finisher.counts["completed"] == 3
     store.close()
+
+
+@pytest.mark.parametrize("how", ["cancel", "discard"])
+def test_a_need_withdrawn_while_somebody_enqueues_after_it_strands_nobody(
+    store: PostgresStore, aside: ThreadPoolExecutor, how: str
+) -> None:
+    """Either the enqueue is refused, or the job ends with its need: at once, or where neither could
+    see the other by the next pass of the janitor, which every worker makes once a second."""
+    no = worker(store)
+    both = threading.Barrier(2, timeout=10)
+    stored: list[str] = []
+    for _ in range(100):
+        need = put(store) if how == "cancel" else ended_job(store, no, Failed(FAILURE))
+
+        def withdraw(need: str = need) -> None:
+            both.wait()
+            if how == "cancel":
+                store.cancel([need], actor=OPERATOR, reason="x")
+            else:
+                store.discard([need], actor=OPERATOR, reason="x")
+
+        going = aside.submit(withdraw)
+        job = new(after=(need,), after_failed="wait")
+        both.wait()
+        with contextlib.suppress(JobError):
+            store.enqueue([job])
+            stored.append(job.id)
+        going.result(10)
+    store.settle_dependants()
+
+    left = [id for id in stored if get(store, id).status != "cancelled"]
+    assert (left, store.queues()[0].waiting) == ([], 0)
+
+
+@pytest.mark.parametrize("how", ["completed", "cancelled"])
+def test_a_need_that_ends_before_its_dependant_is_committed_is_seen_by_the_next_pass(
+    store: PostgresStore, other: psycopg.Connection[Any], how: str
+) -> None:
+    no = worker(store)
+    need = started_job(store, no) if how == "completed" else None
+    needed = need.id if need is not None else put(store)
+    last = new(after=(needed,), after_failed="wait")
+    store.enqueue_on(other, [last])
+    if need is not None:
+        finish(store, no, need, Completed())
+    else:
+        store.cancel([needed], actor=OPERATOR, reason="x")
+    other.commit()
+
+    assert store.settle_dependants() == 1
+
+    if how == "completed":
+        assert claim_one(store, no).id == last.id
+    else:
+        assert get(store, last.id).error_code == "dependency_cancelled"

@@ -555,7 +555,7 @@ def test_a_hint_that_fails_is_no_failed_enqueue(store: PostgresStore) -> None:
     assert store.enqueue([job]) == [Receipt(job.id, False, "queued")]
 
     assert store.totals().jobs["queued"] == 1
-    assert [event.kind for event in store.events(job_id=job.id)] == ["job.enqueued"]
+    assert [event.kind for event in store.events(job_id=job.id).events] == ["job.enqueued"]
 
 
 def test_a_job_that_is_stored_already_is_refused_with_its_hint_too(
@@ -569,7 +569,7 @@ def test_a_job_that_is_stored_already_is_refused_with_its_hint_too(
     with pytest.raises(JobError, match="stored already"):
         store.enqueue([job])
 
-    assert [event.kind for event in store.events(job_id=job.id)] == ["job.enqueued"]
+    assert [event.kind for event in store.events(job_id=job.id).events] == ["job.enqueued"]
 
 
 def test_switched_off_it_does_nothing(db: Database, ear: Ear) -> None:

@@ -82,7 +82,7 @@ class Ledger:
 
     def read(self) -> None:
         """Take in what is new."""
-        while page := self._store.events(after=self._seq, limit=PAGE):
+        while page := self._store.events(after=self._seq, limit=PAGE).events:
             for event in page:
                 self._enter(event)
             self._seq = page[-1].seq

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from tenure.cli import output, target
@@ -24,6 +24,7 @@ OLDEST_MS = 3_600_000
 MANY_DEAD = 100
 NAMES_SHOWN = 5
 HINT_SECONDS = 2.0
+RETENTION_LATE = 900.0  # there is a pass a minute while a worker runs
 POOLER_SECONDS = 6.0  # a listener gives a pooler 5 s to prove itself, then it knows why not
 
 
@@ -102,6 +103,8 @@ def _general(app: App, named: bool) -> list[Finding]:
         _oldest(queues),
         *_unknown_types(app, named, live),
         _dead_letters(app),
+        _retention(app, live, now),
+        *_floors(app, live),
     ]
 
 
@@ -258,3 +261,69 @@ def _dead_letters(app: App) -> Finding:
     level: Level = "problem" if dead >= MANY_DEAD else "warning"
     remedy = "`tenure jobs --dead` lists them; `tenure replay` or `tenure discard` them"
     return _finding("dead letters", level, output.count(dead, "dead job", capped=capped), remedy)
+
+
+# ------------------------------------------------------------------------------- retention
+
+
+def _retention(app: App, live: Sequence[WorkerInfo], now: datetime.datetime) -> Finding:
+    """Whether what is past its time goes; if not, since when, and who is in the way."""
+    turn = app.store.turns().get("retention")
+    now_ms = now.timestamp() * 1000
+    ago = (now_ms - turn.at) / 1000 if turn is not None and turn.at else None
+    last = "has never run" if ago is None else f"last ran {output.span(max(1, ago))} ago"
+    if ago is None or ago > RETENTION_LATE:
+        if any(now_ms - worker.started_at > RETENTION_LATE * 1000 for worker in live):
+            text = f"{last}, though workers run: what is past its time stays"
+            return _finding(
+                "retention", "warning", text, "the log of a worker says why: restart it"
+            )
+        return _finding("retention", "ok", f"{last}; workers do it once a minute")
+    note = turn.note if turn is not None else {}
+    if "failed" in note:
+        text = f"{last} and failed: {note['failed']}"
+        return _finding("retention", "warning", text, "it is tried again every minute")
+    if "held" in note:
+        since = (now_ms - note["held_since"]) / 1000
+        level: Level = "warning" if since > RETENTION_LATE else "ok"
+        text = f"held up for {output.span(max(1, since))}: {note['held']}"
+        remedy = "end that transaction; others are not held up by this, but the table stays"
+        return _finding("retention", level, text, remedy)
+    removed = sum(note.get("removed", {}).values())
+    return _finding("retention", "ok", f"{last}, removed {removed:,}")
+
+
+def _floors(app: App, live: Sequence[WorkerInfo]) -> list[Finding]:
+    """Whose settings ask for less than the owner of the tables has laid down."""
+    laid_down = app.store.settings()
+    settings = app.settings
+    own = (settings.audit, settings.keep_completed_seconds, settings.keep_events_seconds)
+    asked: list[tuple[str, tuple[str, float, float]]] = [("this app", own)]
+    for name, task in app.tasks.items():
+        keep = task.settings.keep.completed
+        if keep is not None:
+            asked.append((f"task {name}", ("all", keep, float("inf"))))
+    for worker in live:
+        if "keep" in worker.meta:
+            asked.append((f"worker {worker.id}", (worker.meta["audit"], *worker.meta["keep"])))
+    remedy = "change its settings, or what the owner has laid down: tenure migrate --set"
+    return [
+        _finding("settings", "warning", f"{who} {what}", remedy)
+        for who, wanted in asked
+        for what in _clamped(laid_down, *wanted)
+    ]
+
+
+def _clamped(
+    laid_down: Mapping[str, str], audit: str, completed: float, events: float
+) -> Iterator[str]:
+    for name, seconds in (("keep_history", completed), ("keep_events", events)):
+        floor = int(laid_down.get(name, 0)) / 1000
+        if seconds < floor:
+            what = "finished jobs" if name == "keep_history" else "events"
+            yield (
+                f"asks to keep {what} for {output.span(seconds)}; the owner's {name} of "
+                f"{output.span(floor)} holds"
+            )
+    if audit != "all" and laid_down.get("audit") == "all":
+        yield f"asks for audit {audit!r}; the owner's 'all' holds"

@@ -27,7 +27,7 @@ def add_commands(commands: target.Commands) -> None:
         default="{}",
         help="its arguments by name as a JSON object; - reads standard input",
     )
-    parser.add_argument("--delay", type=_delay, help="run it so much later: 90, 90s, 5m, 2h, 1d")
+    parser.add_argument("--delay", type=delay, help="run it so much later: 90, 90s, 5m, 2h, 1d")
     parser.add_argument("--at", type=_moment, help="run it then: 2030-01-31T09:00:00+01:00")
     parser.add_argument("--priority", type=int, help="1 (first) to 10")
     parser.add_argument("--queue", help="another queue than the task's")
@@ -74,7 +74,7 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def _delay(text: str) -> float:
+def delay(text: str) -> float:
     match = _DELAY.fullmatch(text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a delay such as 90, 5m, 2h or 1d")

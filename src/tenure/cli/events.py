@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from typing import TYPE_CHECKING
 
 from tenure.cli import output, target
@@ -11,9 +12,11 @@ from tenure.errors import JobNotFound
 
 if TYPE_CHECKING:
     from tenure.job import Event
-    from tenure.store import Store
+    from tenure.store import EventPage, Store
 
 PAGE = 500
+HELD_SECONDS = 5.0  # of --follow: who writes for longer is worth a line
+HELD = "events.held"  # a line of its own among the JSON objects
 
 
 def add_commands(commands: target.Commands) -> None:
@@ -38,19 +41,50 @@ def show_events(args: argparse.Namespace) -> int:
         if args.id is not None and store.get(args.id) is None:
             raise JobNotFound(f"there is no job {args.id}")
         hints = app.open_wakeup() if args.follow else None  # before the first look: misses nothing
+        held = Held(json=args.json, patience=HELD_SECONDS if args.follow else 0.0)
         try:
-            found = newest(store, args.id, args.limit)
-            _print(found, args, heads=True)
-            last = found[-1].seq if found else 0
+            page = newest(store, args.id, args.limit)
+            _print(page.events, args, heads=True)
+            held.see(page)
+            last = page.events[-1].seq if page.events else 0
             while hints is not None:
-                while found := store.events(job_id=args.id, after=last, limit=PAGE):
-                    _print(found, args, heads=False)
-                    last = found[-1].seq
+                while (page := store.events(job_id=args.id, after=last, limit=PAGE)).events:
+                    _print(page.events, args, heads=False)
+                    last = page.events[-1].seq
+                held.see(page)
                 hints.wait(1.0)
         finally:
             if hints is not None:
                 hints.close()
     return 0
+
+
+class Held:
+    """Says once who keeps the trail from going on, when that lasts: later events are not shown
+    before those that may still come."""
+
+    def __init__(self, *, json: bool, patience: float) -> None:
+        self._json = json
+        self._patience = patience
+        self._stands: tuple[int, float] | None = None  # at which number, since when
+        self._told: str | None = None
+
+    def see(self, page: EventPage) -> None:
+        now = time.monotonic()
+        if page.held_by is None:
+            self._stands = self._told = None
+            return
+        if self._stands is None or self._stands[0] != page.final:
+            self._stands = (page.final, now)
+        if page.held_by == self._told or now - self._stands[1] < self._patience:
+            return
+        self._told = page.held_by
+        if self._json:
+            output.say_json({"kind": HELD, "final": page.final, "held_by": page.held_by})
+        output.complain(
+            f"events after number {page.final:,} are shown once this transaction, which may still "
+            f"add to them, has ended: {output.plain(page.held_by)}"
+        )
 
 
 def _print(events: list[Event], args: argparse.Namespace, *, heads: bool) -> None:
@@ -64,28 +98,18 @@ def _print(events: list[Event], args: argparse.Namespace, *, heads: bool) -> Non
         output.say("no events")
 
 
-def newest(store: Store, job_id: str | None, limit: int) -> list[Event]:
-    """The last `limit` events, oldest of them first."""
-    after = 0 if job_id is not None else max(0, _last_seq(store) - limit)
-    found: list[Event] = []
-    while page := store.events(job_id=job_id, after=after, limit=PAGE):
-        found = (found + page)[-limit:]
-        after = page[-1].seq
-    return found
-
-
-def _last_seq(store: Store) -> int:
-    """The number of the newest event, by doubling and halving: some 50 one-row reads instead of
-    a walk over all of them."""
-
-    def beyond(seq: int) -> bool:
-        return bool(store.events(after=seq, limit=1))
-
-    high = 1
-    while beyond(high):
-        high *= 2
-    low = high // 2
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if beyond(middle) else (low, middle)
-    return low
+def newest(store: Store, job_id: str | None, limit: int) -> EventPage:
+    """The last `limit` events, oldest of them first. Numbers have gaps (what was rolled back has
+    drawn some): where too few are found, further back."""
+    back = limit
+    while True:
+        page = store.events(job_id=job_id, limit=1)
+        after = max(0, page.final - back) if job_id is None else 0
+        begin = after
+        found: list[Event] = []
+        while (page := store.events(job_id=job_id, after=after, limit=PAGE)).events:
+            found = (found + page.events)[-limit:]
+            after = page.events[-1].seq
+        if len(found) >= limit or begin == 0:
+            return page._replace(events=found)
+        back *= 8

@@ -247,10 +247,7 @@ def _needs(app: App, job: Job) -> dict[str, str]:
 
 
 def _sentence(app: App, job: Job, needs: dict[str, str]) -> str:
-    from dataclasses import replace
-
-    unmet = tuple(id for id, status in needs.items() if status != "completed")
-    return why(replace(job, after=unmet), app.workers(), app.queues(), output.utc_now())
+    return why(job, app.workers(), app.queues(), output.utc_now(), needs=needs)
 
 
 def _needs_line(needs: dict[str, str]) -> str:

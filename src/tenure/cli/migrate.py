@@ -1,12 +1,15 @@
-"""`tenure migrate`: create or upgrade the tables, or print the SQL for somebody who may."""
+"""`tenure migrate`: create or upgrade the tables, or print the SQL for somebody who may; and what
+their owner lays down for every program."""
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tenure.cli import output, target
+from tenure.cli.enqueue import delay
 from tenure.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
@@ -14,6 +17,8 @@ if TYPE_CHECKING:
     from tenure.sql import Migration
     from tenure.stores.postgres import PostgresStore
 
+SETTABLE = ("keep_events", "keep_history", "audit")
+MOST_KEPT = 100 * 365.25 * 86_400
 NOTHING = "-- up to date: nothing is pending"
 
 
@@ -32,23 +37,66 @@ def add_commands(commands: target.Commands) -> None:
         metavar="ROLE",
         help="on PostgreSQL: also grant this role what a worker needs (with --sql: print it)",
     )
+    parser.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        type=_laid_down,
+        help="lay down for every program: keep_events=30d, keep_history=7d (kept at least so "
+        "long), audit=all; NAME=none takes it back",
+    )
     parser.set_defaults(run=migrate)
 
 
 def migrate(args: argparse.Namespace) -> int:
+    args.set = dict(args.set)
+    if args.set and args.sql:
+        raise ConfigError("--set writes rows, not tables: give it without --sql")
     with target.anywhere(args) as (app, _):
         if app.settings.url.startswith("sqlite:"):
             return _sqlite(app, args)
         return _postgres(app, args)
 
 
+def _laid_down(text: str) -> tuple[str, str | None]:
+    """`keep_events=30d` as the store takes it: milliseconds as text, None to take it back."""
+    name, equals, value = text.partition("=")
+    if not equals or name not in SETTABLE:
+        raise argparse.ArgumentTypeError(f"give one of {', '.join(SETTABLE)} as NAME=VALUE")
+    if value in ("", "none"):
+        return name, None
+    if name == "audit":
+        if value not in ("all", "errors"):
+            raise argparse.ArgumentTypeError("audit is all, errors or none")
+        return name, value
+    seconds = delay(value)
+    if seconds > MOST_KEPT:
+        raise argparse.ArgumentTypeError(f"at most {MOST_KEPT / 86_400:.0f}d")
+    return name, str(int(seconds * 1000))
+
+
+def _lay_down(app: App, laid_down: Mapping[str, str | None]) -> None:
+    for name, value in laid_down.items():
+        app.store.lay_down(name, value, by=target.operator().id)
+
+
 def _say(applied: list[str], args: argparse.Namespace) -> None:
     if args.json:
-        output.say_json({"applied": applied} | ({"granted": args.grant} if args.grant else {}))
+        granted = {"granted": args.grant} if args.grant else {}
+        output.say_json({"applied": applied} | granted | ({"set": args.set} if args.set else {}))
         return
     output.say("\n".join(f"applied {name}" for name in applied) or "up to date")
     if args.grant:
         output.say(f"granted {args.grant} what a worker needs")
+    for name, value in args.set.items():
+        if value is None:
+            output.say(f"{name} is each program's own again")
+        elif name == "audit":
+            output.say(f"audit is {value}: no program writes less to the trail")
+        else:
+            span = output.span(int(value) / 1000)
+            output.say(f"{name} is {span}: kept so long, whatever a program's settings say")
 
 
 # ------------------------------------------------------------------------------- SQLite
@@ -62,7 +110,9 @@ def _sqlite(app: App, args: argparse.Namespace) -> int:
     if args.sql:
         _print_sqlite(pending(app), args)
     else:
-        _say(app.migrate(), args)
+        applied = app.migrate()
+        _lay_down(app, args.set)
+        _say(applied, args)
     return 0
 
 
@@ -125,6 +175,7 @@ def _postgres(app: App, args: argparse.Namespace) -> int:
     store.database.rows("add_partitions", {"now": None})
     if args.grant is not None:
         grants.grant(store.database, args.grant)
+    _lay_down(app, args.set)
     _say(applied, args)
     return 0
 

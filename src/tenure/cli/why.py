@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tenure.cli.output import count, relative, span, stamp
-from tenure.job import moment
+from tenure.job import DEAD, moment
 
 if TYPE_CHECKING:
     import datetime
@@ -20,8 +20,17 @@ IDS_SHOWN = 3
 
 
 def why(
-    job: Job, workers: Sequence[WorkerInfo], queues: Sequence[QueueInfo], now: datetime.datetime
+    job: Job,
+    workers: Sequence[WorkerInfo],
+    queues: Sequence[QueueInfo],
+    now: datetime.datetime,
+    *,
+    needs: Mapping[str, str] | None = None,
 ) -> str:
+    """`needs`: what it runs after, id -> status."""
+    unmet = {id: status for id, status in (needs or {}).items() if status != "completed"}
+    if job.status == "queued" and unmet:
+        return _waiting(unmet)
     if job.status == "queued":
         return _queued(job, workers, queues, now)
     if job.status == "in_progress":
@@ -52,15 +61,31 @@ def _queued(
 ) -> str:
     queue = next((queue for queue in queues if queue.name == job.queue), None)
     paused = queue is not None and queue.paused_at is not None
-    if job.after:
-        ids = ", ".join(job.after[:IDS_SHOWN]) + (", …" if len(job.after) > IDS_SHOWN else "")
-        return f"It waits for {count(len(job.after), 'job')}: {ids}."
     if job.scheduled_at > now:
         also = f"; queue q:{job.queue} is paused, too" if paused else ""
         return _later(job, now) + also + "."
     if queue is not None and paused:
         return _paused(queue, now)
     return _no_worker(job, workers, now) or _its_turn(job, workers, queue, now)
+
+
+def _waiting(unmet: Mapping[str, str]) -> str:
+    """For which jobs, and whether that can still come to an end by itself."""
+    ids = ", ".join([*unmet][:IDS_SHOWN]) + (", …" if len(unmet) > IDS_SHOWN else "")
+    sentence = f"It waits for {count(len(unmet), 'job')}: {ids}"
+    dead = [id for id, status in unmet.items() if status in DEAD]
+    never = [id for id, status in unmet.items() if status in ("cancelled", "gone")]
+    if never:
+        return f"{sentence}; {never[0]} will never complete, so the next live worker cancels it."
+    if dead:
+        first = dead[0]
+        how = "has failed" if unmet[first] == "failed" else "is a dead letter"
+        more = f" (so may {count(len(dead) - 1, 'other')})" if len(dead) > 1 else ""
+        return (
+            f"{sentence}; {first} {how}, but may still be replayed{more}: `tenure replay {first}` "
+            f"runs it again, `tenure discard {first}` gives it up and cancels this one."
+        )
+    return f"{sentence}."
 
 
 def _later(job: Job, now: datetime.datetime) -> str:

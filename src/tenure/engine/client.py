@@ -99,7 +99,7 @@ class Client:
 
     def events(self, job_id: str | None, org: str | None = None) -> Iterator[Event]:
         after = 0
-        while page := self.store.events(job_id=job_id, org=org, after=after, limit=PAGE):
+        while page := self.store.events(job_id=job_id, org=org, after=after, limit=PAGE).events:
             yield from page
             after = page[-1].seq
 

@@ -106,8 +106,12 @@ class Desk:
         return self._app.settings.lease_seconds / 3
 
     def _committed(self, job: ClaimedJob) -> bool:
-        """The reply to a COMMIT may be lost although it happened: (id, lease_no) tells."""
-        return self._app.client.store.settled(job.id, job.lease_no)
+        """The reply to a COMMIT may be lost although it happened: (id, lease_no) tells. A store
+        that cannot say so now is told the outcome later, and knows a run that has ended."""
+        try:
+            return self._app.client.store.settled(job.id, job.lease_no)
+        except StoreError:
+            return False
 
     async def in_thread(self, call: Callable[..., Any], *args: Any) -> Any:
         return await self._app.client.in_thread(call, *args)

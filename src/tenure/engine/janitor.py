@@ -1,4 +1,4 @@
-"""Upkeep without a leader: rescue the jobs of dead workers, and retention.
+"""Upkeep without a leader: rescue the jobs of dead workers.
 
 Rescue knows a stall. A worker is dead when its process is gone from this very machine, or when
 its beat stood still for a whole lease *by our own monotonic clock* while we ourselves could write
@@ -11,18 +11,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 
 from tenure.config import Settings
 from tenure.engine import host
-from tenure.engine.board import remove_boards, remove_forgotten_boards, started_in
-from tenure.errors import StoreError
-from tenure.policy import Keep
-from tenure.store import Prune, Registration, Store, WorkerInfo
+from tenure.engine.board import remove_boards, started_in
+from tenure.store import Registration, Store, WorkerInfo
 
 log = logging.getLogger("tenure.worker")
-PRUNE_EVERY = 60.0
-BOARDS_KEPT = 86_400.0  # after its owner has died
 
 
 class Janitor:
@@ -31,9 +26,7 @@ class Janitor:
         self._settings = settings
         self._seen: dict[int, tuple[int, float]] = {}  # worker -> beat, since when it stands still
         self._wrote = time.monotonic()
-        self._pruned = time.monotonic()
         self.rescued = 0
-        self.keep: Mapping[str, Keep] = {}
 
     def wrote(self, began: float) -> None:
         """Our own renewal, begun then, has just succeeded: evidence that writing is possible."""
@@ -94,20 +87,3 @@ class Janitor:
     def settle(self) -> int:
         """Waiting jobs whose needs have ended unseen."""
         return self._store.settle_dependants()
-
-    def prune_when_due(self) -> None:
-        if time.monotonic() - self._pruned < PRUNE_EVERY:
-            return
-        self._pruned = time.monotonic()
-        remove_forgotten_boards(BOARDS_KEPT)
-        keep = Prune(
-            completed=self._settings.keep_completed_seconds,
-            dead=self._settings.keep_dead_seconds,
-            events=self._settings.keep_events_seconds,
-            tasks={name: own for name, own in self.keep.items() if own != Keep()},
-        )
-        try:
-            while any(count >= keep.batch for count in self._store.prune(keep).values()):
-                pass  # bounded batches, until one comes up short
-        except StoreError as error:
-            log.warning("retention postponed: %s", error)

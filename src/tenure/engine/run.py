@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import re
 import sys
 import time
@@ -22,6 +23,7 @@ from tenure.errors import (
     JobError,
     LeaseLost,
     PayloadError,
+    StoreError,
     TenureError,
 )
 from tenure.job import ClaimedJob, NewJob
@@ -31,6 +33,7 @@ from tenure.task import Task
 log = logging.getLogger("tenure.worker")
 MOST_TEXT, MOST_CODE = 2000, 100
 RESULT_ERROR = "RESULT_ERROR"
+CONFLICT_SECONDS = (0.05, 0.5)  # until two that were in each other's way are tried again
 OUR_CODES = (RESULT_ERROR, "FAILED", "PERMANENT_ERROR", "TRANSIENT_ERROR", "VALIDATION_ERROR")
 
 
@@ -240,6 +243,9 @@ def _judge_error(error: BaseException, run: JobRun) -> outcome.Outcome:
         return outcome.Cancelled(Words(run).storable(error))
     if isinstance(error, JobCancelled):
         error = why_stopped(run)
+    if isinstance(error, StoreError) and error.uncharged:
+        log.warning("job %s goes back to the queue uncharged: %s", run.job.id, error)
+        return outcome.Released(str(error), delay=random.uniform(*CONFLICT_SECONDS))
     failure = Words(run).failure(error)
     if isinstance(error, PayloadError) and error.code == RESULT_ERROR:
         return outcome.Failed(failure)

@@ -1,14 +1,15 @@
 """The supervisor is the engine: it alone claims, renews, finishes and listens.
 
 It runs no user code, so nothing a handler does can starve a lease or sit on the store's write
-lock. Five threads, each one loop (six where the store can finish and claim at once):
+lock. Six threads, each one loop (seven where the store can finish and claim at once):
 
     crew     (the caller's)  starts and buries children, signals, the end;
              time-outs and children that do not answer                          -> watch.py
     pump     finish what has ended, claim what there is room for, hand it out,
              sleep until a hint or a poke                                       -> pump.py
     renewal  prove this worker alive, learn what the store thinks it holds      -> renewal.py
-    janitor  rescue the jobs of dead workers, retention                         -> janitor.py
+    janitor  rescue the jobs of dead workers                                    -> janitor.py
+    retention  remove what is past its time                                     -> retention.py
     pulse    tell the children that this process does not stand still           -> renewal.py
 
 `loops.py` keeps them going. An embedded worker is the same object with one child that is not a
@@ -33,6 +34,7 @@ from tenure.engine.loops import Loops
 from tenure.engine.plan import Plan, Summary
 from tenure.engine.pump import Pump
 from tenure.engine.renewal import Renewal
+from tenure.engine.retention import Retention
 from tenure.engine.roster import Roster
 from tenure.engine.watch import Watch
 from tenure.engine.wire import FromChild, Hello, Refused, Report
@@ -63,6 +65,7 @@ class Supervisor:
         self._events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._roster = Roster()
         self._janitor = Janitor(store, settings)
+        self._retention = Retention(store, settings)
         self._pump = Pump(
             store,
             settings,
@@ -91,6 +94,7 @@ class Supervisor:
             "pump": self._pump.run,
             "renewal": self._renewal.run,
             "janitor": self._tidy,
+            "retention": self._retention.run,
             "pulse": self._renewal.run_pulse,
         }
         if store.parallel:
@@ -111,7 +115,7 @@ class Supervisor:
         self._pump.types = frozenset(hello.types)
         self._pump.alone = frozenset(hello.alone)
         self._watch.time_outs = hello.time_outs
-        self._janitor.keep = hello.keep
+        self._retention.keep = hello.keep
 
     def enlist(self, id: str | None = None) -> None:
         """Become a worker: a new row, a new number, never used before."""
@@ -123,13 +127,15 @@ class Supervisor:
 
     def _meta(self) -> dict[str, object]:
         """What others may read about this worker."""
-        plan = self._plan
+        plan, settings = self._plan, self._settings
         return {
             "name": plan.name,
             "queues": None if plan.queues is None else sorted(plan.queues),
             "types": sorted(self._pump.types),
             "concurrency": plan.concurrency,
             "processes": plan.processes,
+            "audit": settings.audit,
+            "keep": [settings.keep_completed_seconds, settings.keep_events_seconds],
             **self._loops.trouble(),
         }
 
@@ -368,7 +374,6 @@ class Supervisor:
                 found = self._janitor.look(self._roster.worker) + self._janitor.settle()
                 if found + self._store.sweep():
                     self._pump.poke()
-                self._janitor.prune_when_due()
             except StoreError as error:
                 log.debug("upkeep postponed: %s", error)
             if over.wait(LOOK_EVERY):

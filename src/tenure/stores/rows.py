@@ -6,27 +6,43 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
-import msgspec
-
-from tenure import outcome
-from tenure.errors import JobError
+from tenure import outcome, payload
+from tenure.errors import JobError, PayloadError
 from tenure.job import Actor, ClaimedJob, NewJob, Terms, moment
-from tenure.store import DeadGroup, Filter, QueueInfo, WorkerInfo
+from tenure.store import DeadGroup, Filter, Finding, QueueInfo, Turn, WorkerInfo
 from tenure.stores.listing import CAP, capped
 
 if TYPE_CHECKING:
     from tenure.stored import Event, Job
 
 
-def _decoded(text: str | None) -> Any:
-    return None if text is None else msgspec.json.decode(text)
+UNREADABLE = "unreadable"  # in place of a value: why it cannot be shown
+
+
+def decoded(text: str | None) -> Any:
+    """A JSON value of a row. One that came in by other hands may be none, or nested so deeply that
+    whoever prints or copies it would fail: then it says so, and the row can be read."""
+    if text is None:
+        return None
+    try:
+        value = payload.decode(text)
+        if text.count("[") + text.count("{") > payload.MAX_DEPTH and payload.too_deep(value):
+            return {UNREADABLE: f"nested deeper than {payload.MAX_DEPTH} levels"}
+    except PayloadError as error:
+        return {UNREADABLE: str(error)}
+    return value
+
+
+def _object(text: str) -> dict[str, Any]:
+    value = decoded(text)
+    return value if isinstance(value, dict) else {UNREADABLE: "not a JSON object"}
 
 
 def job_from(row: tuple[Any, ...]) -> Job:
     from tenure.stored import Job  # 5 ms, for who reads: who only enqueues does not need it
 
     (
-        id, type_, status, queue, priority, category, payload, result, error, error_code,
+        id, type_, status, queue, priority, category, arguments, result, error, error_code,
         attempts, max_attempts, crashes, lease_no, lease_owner, lease_until, scheduled_at,
         created_at, updated_at, started_at, completed_at, timeout_ms, org, project, actor_type,
         actor_id, request_id, correlation_id, traceparent, key, progress, parent, cancel_at,
@@ -39,8 +55,8 @@ def job_from(row: tuple[Any, ...]) -> Job:
         queue=queue,
         priority=priority,
         category=category,
-        payload=_decoded(payload),
-        result=_decoded(result),
+        payload=_object(arguments),
+        result=decoded(result),
         error=error,
         error_code=error_code,
         attempts=attempts,
@@ -62,7 +78,7 @@ def job_from(row: tuple[Any, ...]) -> Job:
         correlation_id=correlation_id,
         traceparent=traceparent,
         key=key,
-        progress=_decoded(progress),
+        progress=decoded(progress),
         parent=parent,
         after=tuple(after),
         cancel_requested=cancel_at is not None,
@@ -95,7 +111,7 @@ def event_from(row: tuple[Any, ...]) -> Event:
         request_id=request_id,
         correlation_id=correlation_id,
         worker=worker,
-        data=_decoded(data),
+        data=decoded(data),
     )
 
 
@@ -117,7 +133,11 @@ def in_order(jobs: list[ClaimedJob]) -> list[ClaimedJob]:
 
 
 def workers_from(rows: Iterable[tuple[Any, ...]]) -> list[WorkerInfo]:
-    return [WorkerInfo._make((*row[:12], _decoded(row[12]), row[13])) for row in rows]
+    return [WorkerInfo._make((*row[:12], _object(row[12]), row[13])) for row in rows]
+
+
+def turns_from(rows: Iterable[tuple[Any, ...]]) -> dict[str, Turn]:
+    return {name: Turn(at, _object(note)) for name, at, note in rows}
 
 
 def queues_from(
@@ -158,6 +178,25 @@ def groups_from(rows: Iterable[tuple[Any, ...]], where: Filter, limit: int) -> l
         found[new[:4]] = new
     groups = sorted(found.values(), key=lambda group: (-group.jobs, -group.last_ms))[:limit]
     return [group._replace(jobs=min(group.jobs, CAP), capped=group.jobs > CAP) for group in groups]
+
+
+def waiting_for_the_dead(row: tuple[Any, ...]) -> list[Finding]:
+    """What `doctor` says of jobs that go on only when somebody decides: how many, and the first of
+    them with what it waits for and how that has ended."""
+    jobs, job, needs, status = row
+    if not jobs:
+        return []
+    waits = f"job {job} waits" if jobs == 1 else f"{jobs:,} jobs wait, like {job},"
+    how = "has failed" if status == "failed" else "is a dead letter"
+    return [
+        Finding(
+            "waiting",
+            "warning",
+            f"{waits} for {needs}, which {how} but may still be replayed",
+            f"`tenure replay {needs}` runs it again; `tenure discard {needs}` gives it up and "
+            'cancels what waits for it; after_failed="cancel" does so by itself',
+        )
+    ]
 
 
 def shared_parameters(terms: Terms) -> dict[str, Any]:

@@ -114,6 +114,19 @@ SELECT blocker.pid, coalesce(b.usename::text, ''), coalesce(b.application_name, 
    AND blocker.pid NOT IN (SELECT pid FROM waiting)
  GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 8 DESC NULLS LAST LIMIT 10;
 
+-- Open transactions that have written events: see tenure.event_writers.
+-- name: event_holders
+SELECT l.pid, p.gid, coalesce(a.usename, p.owner)::text, a.application_name, a.state,
+       extract(epoch FROM coalesce(a.xact_start, p.prepared))::float8
+  FROM (SELECT l.pid, max(l.transactionid::text) AS xid FROM pg_locks l
+         WHERE l.virtualtransaction = ANY ((SELECT w.writers FROM tenure.event_writers() w)::text[])
+         GROUP BY l.pid, l.virtualtransaction) l
+       LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+       LEFT JOIN pg_prepared_xacts p
+              ON l.pid IS NULL AND l.xid = p.transaction::text
+ WHERE coalesce(a.xact_start, p.prepared) <= clock_timestamp() - make_interval(secs => %(seconds)s)
+ ORDER BY 6 LIMIT 10;
+
 -- name: dead_tuples
 SELECT relname::text, n_live_tup, n_dead_tup,
        extract(epoch FROM clock_timestamp() - greatest(last_autovacuum, last_vacuum))::float8
@@ -142,3 +155,40 @@ SELECT wanted.name
 -- name: other_rows
 SELECT (SELECT count(*) FROM (SELECT 1 FROM tenure.history_other LIMIT %(most)s) h)::integer,
        (SELECT count(*) FROM (SELECT 1 FROM tenure.events_other LIMIT %(most)s) e)::integer;
+
+-- Jobs that wait for dead ones, among so many that wait, and the first of them.
+-- name: waiting_for_the_dead
+SELECT count(DISTINCT e.job)::integer, tenure.ulid((array_agg(e.job ORDER BY e.job, e.needs))[1]),
+       tenure.ulid((array_agg(e.needs ORDER BY e.job, e.needs))[1]),
+       (array_agg(n.status ORDER BY e.job, e.needs))[1]::text
+  FROM (SELECT e.job, e.needs FROM tenure.edges e WHERE NOT e.met LIMIT %(most)s) e
+ CROSS JOIN LATERAL (SELECT n.status FROM tenure.jobs n
+                      WHERE n.id = e.needs AND n.completed_at IS NOT NULL LIMIT 1) n;
+
+-- Tables of ours that somebody publishes the changes of, and whose rows nothing identifies: there
+-- every UPDATE and DELETE is refused. Asked of the partitions: what becomes of a parent's rows is
+-- their affair.
+-- name: without_identity
+SELECT c.relname::text, min(p.pubname)::text
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = %(schema)s
+       LEFT JOIN pg_inherits i ON i.inhrelid = c.oid
+       LEFT JOIN pg_class parent ON parent.oid = i.inhparent
+       JOIN pg_publication_tables t ON t.schemaname = n.nspname
+                                   AND t.tablename IN (c.relname, parent.relname)
+       JOIN pg_publication p ON p.pubname = t.pubname AND (p.pubupdate OR p.pubdelete)
+ WHERE c.relkind = 'r' AND NOT CASE c.relreplident
+         WHEN 'f' THEN true WHEN 'n' THEN false
+         ELSE EXISTS (SELECT 1 FROM pg_index x WHERE x.indrelid = c.oid
+                         AND CASE c.relreplident WHEN 'i' THEN x.indisreplident
+                                                 ELSE x.indisprimary END) END
+ GROUP BY c.relname ORDER BY 1;
+
+-- Slots that nobody reads from, or that are far behind, and how much of the log they keep.
+-- name: slots
+SELECT s.slot_name::text, s.active, coalesce(s.wal_status, ''), w.kept
+  FROM pg_replication_slots s CROSS JOIN LATERAL (
+       SELECT pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+                                   ELSE pg_current_wal_lsn() END, s.restart_lsn)::bigint AS kept) w
+ WHERE (s.database IS NULL OR s.database = current_database()) AND NOT s.temporary
+   AND (NOT s.active OR s.wal_status IN ('unreserved', 'lost') OR w.kept > %(bytes)s)
+ ORDER BY w.kept DESC NULLS LAST LIMIT 10;

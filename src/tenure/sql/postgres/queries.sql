@@ -41,8 +41,7 @@ WITH job AS (
     FROM ROWS FROM (unnest(%(ids)s::uuid[]), unnest(%(delays)s::bigint[]),
                     json_array_elements(%(payloads)s::json)) AS r(id, delay_ms, payload),
          (SELECT coalesce(%(now)s, tenure.clock()) AS now) t
-   WHERE NOT EXISTS (SELECT 1 FROM unnest(%(ids)s::uuid[]) i(id)
-                      WHERE EXISTS (SELECT 1 FROM tenure.history h WHERE h.id = i.id))
+   WHERE tenure.finished(%(ids)s::uuid[]) = '{}'
   RETURNING id, created_at),
 noted AS (
   INSERT INTO tenure.events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
@@ -98,9 +97,9 @@ SELECT id, lease_no FROM tenure.finish_runs(%(worker)s, %(worker_id)s, %(rows)s:
 -- name: finish_repeated
 SELECT r.id, r.lease_no FROM unnest(%(ids)s::uuid[], %(lease_nos)s::integer[]) r(id, lease_no)
  WHERE EXISTS (SELECT 1 FROM tenure.workers w WHERE w.no = %(worker)s AND w.id = %(worker_id)s)
-   AND (EXISTS (SELECT 1 FROM tenure.history h
-                 WHERE h.id = r.id AND h.lease_no = r.lease_no AND h.worker = %(worker)s)
-        OR EXISTS (SELECT 1 FROM tenure.jobs j WHERE j.id = r.id AND j.finish_no = r.lease_no));
+   AND ((SELECT h.lease_no = r.lease_no AND h.worker = %(worker)s FROM tenure.history h
+          WHERE h.id = r.id LIMIT 1)
+        OR (SELECT j.finish_no = r.lease_no FROM tenure.jobs j WHERE j.id = r.id LIMIT 1));
 
 -- Nothing is counted: the commit of this waits for everything that was committed before.
 -- name: flush
@@ -172,6 +171,24 @@ SELECT tenure.sign_off(%(worker)s, %(worker_id)s, %(now)s);
 -- name: take_turn
 SELECT tenure.take_turn(%(name)s, %(every_ms)s, %(now)s);
 
+-- name: end_turn
+UPDATE tenure.upkeep SET note = %(note)s WHERE name = %(name)s;
+
+-- name: turns
+SELECT name, at, note FROM tenure.upkeep;
+
+-- Who has a lock on a day of history or events, or on all of them; the oldest transactions first. Of
+-- other roles' sessions not everybody may see since when; prepared transactions have no session.
+-- name: lock_holders
+SELECT l.pid, a.usename, a.application_name,
+       extract(epoch FROM clock_timestamp() - a.xact_start)::double precision
+  FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+ WHERE l.locktype = 'relation' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
+   AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+   AND l.relation IN (to_regclass('tenure.' || %(partition)s),
+                      to_regclass('tenure.' || split_part(%(partition)s, '_', 1)))
+ ORDER BY a.xact_start, l.pid LIMIT 1;
+
 -- What the owner has laid down.
 -- name: settings
 SELECT name, value FROM tenure.settings;
@@ -198,7 +215,7 @@ SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.res
        j.correlation_id, j.traceparent, j.key, j.progress, j.parent, j.cancel_at, j.error_place,
        j.losses, j.asked_at, j.death, j.traceback,
        ARRAY(SELECT needs FROM tenure.edges WHERE job = j.id ORDER BY needs)
-  FROM {source} j LEFT JOIN tenure.workers w ON w.no = j.worker
+  FROM {source} LEFT JOIN tenure.workers w ON w.no = j.worker
 
 -- name: job_history
 SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.result, j.error,
@@ -208,26 +225,25 @@ SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.res
        j.correlation_id, j.traceparent, j.key, j.progress, j.parent, NULL, NULL,
        j.losses, j.asked_at, NULL, j.traceback,
        ARRAY(SELECT needs FROM tenure.edges WHERE job = j.id ORDER BY needs)
-  FROM {source} j
+  FROM {source}
 
 -- name: hot
-tenure.jobs
+tenure.jobs j
 
 -- name: finished
-tenure.history
+tenure.history j
 
 -- name: job_by_id
 WHERE j.id = %(id)s::uuid AND (%(org)s::text IS NULL OR j.org = %(org)s);
 
--- The walks of a listing, newest first: at most so many rows, which are then narrowed. A condition is
--- put in only when it is asked for: what is always there could not be planned for.
+-- The walks of a listing, newest first: what they go through, from `before` down to where so many
+-- rows have been looked at, which are narrowed on the way. A condition is put in only when it is asked
+-- for: what is always there could not be planned for.
 -- name: walk_hot
-(SELECT * FROM tenure.jobs w WHERE w.id < %(before)s::uuid ORDER BY w.id DESC LIMIT %(walk)s)
+tenure.jobs j
 
 -- name: walk_dead
-(SELECT * FROM tenure.jobs w
-  WHERE w.completed_at IS NOT NULL AND w.status = %(status)s AND w.id < %(before)s::uuid
-  ORDER BY w.id DESC LIMIT %(walk)s)
+tenure.jobs j
 
 -- name: walk_all_dead
 (SELECT * FROM ((SELECT * FROM tenure.jobs w
@@ -237,25 +253,24 @@ WHERE j.id = %(id)s::uuid AND (%(org)s::text IS NULL OR j.org = %(org)s);
                 (SELECT * FROM tenure.jobs w
                   WHERE w.completed_at IS NOT NULL AND w.status = 'dead_letter'
                     AND w.id < %(before)s::uuid ORDER BY w.id DESC LIMIT %(walk)s)) w
-  ORDER BY w.id DESC LIMIT %(walk)s)
+  ORDER BY w.id DESC LIMIT %(walk)s) j
 
 -- name: walk_held
-(SELECT * FROM tenure.jobs w WHERE w.worker IS NOT NULL AND w.id < %(before)s::uuid
-  ORDER BY w.id DESC LIMIT %(walk)s)
+tenure.jobs j
 
 -- name: walk_finished
-(SELECT * FROM tenure.history w WHERE w.id < %(before)s::uuid ORDER BY w.id DESC LIMIT %(walk)s)
+tenure.history j
 
 -- name: walk_cancelled
-(SELECT * FROM tenure.history w WHERE w.status = 'cancelled' AND w.id < %(before)s::uuid
-  ORDER BY w.id DESC LIMIT %(walk)s)
+tenure.history j
 
 -- name: job_order
 ORDER BY j.id DESC LIMIT %(most)s;
 
--- Where a walk that found less than a page has stopped, and after how many rows.
+-- Where a walk has looked at so many rows; none when it comes to its end before. Only ids are asked
+-- for, so the index alone is read.
 -- name: walk_end
-SELECT count(*), (SELECT j.id FROM {source} j ORDER BY j.id LIMIT 1) FROM {source} j;
+SELECT j.id FROM {source} {where}ORDER BY j.id DESC OFFSET %(walk)s - 1 LIMIT 1;
 
 -- The owners of a key, in any org.
 -- name: key_owners
@@ -277,12 +292,34 @@ SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.pr
    AND (%(org)s::text IS NULL OR e.org = %(org)s)
  ORDER BY e.seq LIMIT %(most)s;
 
+-- Up to the horizon and no further.
 -- name: events_all
 SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.project,
        e.actor_type, e.actor_id, e.request_id, e.correlation_id, w.id, e.data
   FROM tenure.events e LEFT JOIN tenure.workers w ON w.no = e.worker
- WHERE e.seq > %(after)s AND (%(org)s::text IS NULL OR e.org = %(org)s)
+ WHERE e.seq > %(after)s AND e.seq <= %(final)s AND (%(org)s::text IS NULL OR e.org = %(org)s)
  ORDER BY e.seq LIMIT %(most)s;
+
+-- Up to which number no event can appear any more, as it was last noted; the last number drawn, and
+-- who may still be writing since; whether this is a standby, where they cannot be seen.
+-- name: event_horizon
+SELECT u.value, w.last, w.writers, pg_is_in_recovery()
+  FROM tenure.upkeep u, tenure.event_writers() w WHERE u.name = 'events';
+
+-- Who they are; NULLs for a role that may not look into other roles' sessions.
+-- name: event_holders
+SELECT l.pid, p.gid, coalesce(a.usename, p.owner)::text, a.application_name, a.state,
+       extract(epoch FROM coalesce(a.xact_start, p.prepared))::float8
+  FROM (SELECT l.pid, max(l.transactionid::text) AS xid FROM pg_locks l
+         WHERE l.virtualtransaction = ANY (%(writers)s::text[])
+         GROUP BY l.pid, l.virtualtransaction) l
+       LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+       LEFT JOIN pg_prepared_xacts p
+              ON l.pid IS NULL AND l.xid = p.transaction::text
+ ORDER BY 6;
+
+-- name: note_horizon
+UPDATE tenure.upkeep SET value = %(final)s WHERE name = 'events' AND value < %(final)s;
 
 -- Per queue: due, later, waiting, running, dead, first ready_at; counted up to %(most)s.
 -- name: queue_counts
@@ -314,7 +351,9 @@ SELECT start, queue, type, outcome, sum(count)::bigint, sum(duration_ms)::bigint
        ARRAY[sum(buckets[1]), sum(buckets[2]), sum(buckets[3]), sum(buckets[4]), sum(buckets[5]),
              sum(buckets[6]), sum(buckets[7]), sum(buckets[8]), sum(buckets[9]), sum(buckets[10]),
              sum(buckets[11]), sum(buckets[12]), sum(buckets[13])]::bigint[]
-  FROM tenure.rollups WHERE start >= %(since)s OR grain = 'total'
+  FROM (SELECT * FROM tenure.rollups WHERE grain IN ('minute', 'hour') AND start >= %(since)s
+        UNION ALL
+        SELECT * FROM tenure.rollups WHERE grain = 'total') r
  GROUP BY start, queue, type, outcome;
 
 -- name: totals

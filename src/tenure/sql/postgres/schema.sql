@@ -294,7 +294,8 @@ CREATE TABLE tenure.settings (
 CREATE TABLE tenure.upkeep (
   name   text COLLATE "C" PRIMARY KEY,      -- partitions, retention, events
   at     bigint NOT NULL DEFAULT 0,         -- when it was last begun
-  value  bigint NOT NULL DEFAULT 0          -- events: up to which number nothing can appear any more
+  value  bigint NOT NULL DEFAULT 0,         -- events: up to which number nothing can appear any more
+  note   text NOT NULL DEFAULT '{}'         -- JSON: what was done in the last pass
 );
 
 INSERT INTO tenure.upkeep (name) VALUES ('partitions'), ('retention'), ('events');

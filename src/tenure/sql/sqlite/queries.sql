@@ -567,9 +567,18 @@ ON CONFLICT (name) DO UPDATE SET at = :now
   WHERE at NOT BETWEEN :now - :every_ms + 1 AND :now + :every_ms
 RETURNING at;
 
+-- name: end_turn
+UPDATE tenure_upkeep SET note = :note WHERE name = :name;
+
+-- name: turns
+SELECT name, at, note FROM tenure_upkeep;
+
 -- What the owner has laid down.
 -- name: settings
 SELECT name, value FROM tenure_settings;
+
+-- name: audit_floor
+SELECT value FROM tenure_settings WHERE name = 'audit';
 
 -- name: lay_down
 INSERT INTO tenure_settings (name, value, set_at, set_by) VALUES (:name, :value, :now, :by)
@@ -593,7 +602,7 @@ SELECT j.id, j.type, iif(l.id IS NULL, j.status, 'in_progress'), j.queue, j.prio
        coalesce(j.request_id, j.id), coalesce(j.correlation_id, j.id), j.traceparent, j.key,
        j.progress, j.parent, j.cancel_at, j.error_place, j.losses, j.asked_at, j.death, j.traceback,
        (SELECT json_group_array(needs) FROM tenure_edges WHERE job = j.id)
-  FROM {source} j LEFT JOIN tenure_leases l ON l.id = j.id
+  FROM {source} LEFT JOIN tenure_leases l ON l.id = j.id
                 LEFT JOIN tenure_workers w ON w.no = l.worker
 
 -- name: job_history
@@ -604,24 +613,25 @@ SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.res
        coalesce(j.request_id, j.id), coalesce(j.correlation_id, j.id), j.traceparent, j.key,
        j.progress, j.parent, NULL, NULL, j.losses, j.asked_at, NULL, j.traceback,
        (SELECT json_group_array(needs) FROM tenure_edges WHERE job = j.id)
-  FROM {source} j
+  FROM {source}
 
 -- name: hot
-tenure_jobs
+tenure_jobs j
 
 -- name: finished
-tenure_history
+tenure_history j
 
 -- name: job_by_id
 WHERE j.id = :id AND (:org IS NULL OR j.org = :org);
 
--- The walks of a listing, newest first: at most so many rows, which are then narrowed.
+-- The walks of a listing, newest first: what they go through, from :before down to where so many rows
+-- have been looked at, which are narrowed on the way. No subquery where one table will do: it would
+-- hand on every column of every row, ten times the work.
 -- name: walk_hot
-(SELECT * FROM tenure_jobs WHERE id < :before ORDER BY id DESC LIMIT :walk)
+tenure_jobs j
 
 -- name: walk_dead
-(SELECT * FROM tenure_jobs INDEXED BY tenure_jobs_dead
-  WHERE completed_at IS NOT NULL AND status = :status AND id < :before ORDER BY id DESC LIMIT :walk)
+tenure_jobs j INDEXED BY tenure_jobs_dead
 
 -- name: walk_all_dead
 (SELECT * FROM tenure_jobs WHERE id IN (
@@ -632,25 +642,24 @@ WHERE j.id = :id AND (:org IS NULL OR j.org = :org);
    SELECT id FROM (SELECT id FROM tenure_jobs INDEXED BY tenure_jobs_dead
                     WHERE completed_at IS NOT NULL AND status = 'dead_letter' AND id < :before
                     ORDER BY id DESC LIMIT :walk))
-  ORDER BY id DESC LIMIT :walk)
+  ORDER BY id DESC LIMIT :walk) j
 
 -- name: walk_held
 (SELECT * FROM tenure_jobs WHERE id IN
-  (SELECT id FROM tenure_leases WHERE id < :before ORDER BY id DESC LIMIT :walk))
+  (SELECT id FROM tenure_leases WHERE id < :before ORDER BY id DESC LIMIT :walk)) j
 
 -- name: walk_finished
-(SELECT * FROM tenure_history WHERE id < :before ORDER BY id DESC LIMIT :walk)
+tenure_history j
 
 -- name: walk_cancelled
-(SELECT * FROM tenure_history INDEXED BY tenure_history_cancelled
-  WHERE status = 'cancelled' AND id < :before ORDER BY id DESC LIMIT :walk)
+tenure_history j INDEXED BY tenure_history_cancelled
 
 -- name: job_order
 ORDER BY j.id DESC LIMIT :most;
 
--- Where a walk that found less than a page has stopped, and after how many rows.
+-- Where a walk has looked at so many rows; none when it comes to its end before.
 -- name: walk_end
-SELECT count(*), min(j.id) FROM {source} j;
+SELECT j.id FROM {source} {where}ORDER BY j.id DESC LIMIT 1 OFFSET :walk - 1;
 
 -- The owners of a key, in any org.
 -- name: key_owners
@@ -658,20 +667,48 @@ SELECT job_id FROM tenure_keys WHERE key = :key AND (:org IS NULL OR org = :org)
 
 -- Dead jobs by what they died of: a step of tenure_jobs_death from group to group, :groups at most.
 -- name: death_after
-SELECT queue, type, death FROM tenure_jobs INDEXED BY tenure_jobs_death
- WHERE completed_at IS NOT NULL AND (queue, type, death) > (:queue, :type, :death)
- ORDER BY queue, type, death LIMIT 1;
+SELECT queue, type, death FROM (
+  SELECT * FROM (SELECT queue, type, death FROM tenure_jobs INDEXED BY tenure_jobs_death
+    WHERE completed_at IS NOT NULL AND queue = :queue AND type = :type AND death > :death
+    ORDER BY death LIMIT 1)
+  UNION ALL
+  SELECT * FROM (SELECT queue, type, death FROM tenure_jobs INDEXED BY tenure_jobs_death
+    WHERE completed_at IS NOT NULL AND queue = :queue AND type > :type
+    ORDER BY type, death LIMIT 1)
+  UNION ALL
+  SELECT * FROM (SELECT queue, type, death FROM tenure_jobs INDEXED BY tenure_jobs_death
+    WHERE completed_at IS NOT NULL AND queue > :queue ORDER BY queue, type, death LIMIT 1)) LIMIT 1;
 
--- One such group, as many of it as are counted; the newest is the sample.
+-- One such group, as many of it as are counted, on the index alone; the newest is the sample.
 -- name: dead_group
+SELECT j.type, j.status, coalesce(j.error_code, ''), coalesce(j.error_place, ''),
+       (SELECT count(*) FROM (SELECT 1 FROM tenure_jobs INDEXED BY tenure_jobs_death
+         WHERE completed_at IS NOT NULL AND queue = :queue AND type = :type AND death = :death
+         LIMIT :most)),
+       (SELECT completed_at FROM tenure_jobs INDEXED BY tenure_jobs_death
+         WHERE completed_at IS NOT NULL AND queue = :queue AND type = :type AND death = :death
+         ORDER BY completed_at LIMIT 1), j.completed_at, j.id, j.error
+  FROM (SELECT id FROM tenure_jobs INDEXED BY tenure_jobs_death
+         WHERE completed_at IS NOT NULL AND queue = :queue AND type = :type AND death = :death
+         ORDER BY completed_at DESC, id DESC LIMIT 1) g
+  CROSS JOIN tenure_jobs j ON j.id = g.id;
+
+-- The same of one org: each row is looked at.
+-- name: dead_group_of_org
 SELECT j.type, j.status, coalesce(j.error_code, ''), coalesce(j.error_place, ''), g.jobs, g.first,
        g.last, g.sample, j.error
   FROM (SELECT count(*) AS jobs, min(completed_at) AS first, max(completed_at) AS last, id AS sample
           FROM (SELECT completed_at, id, org FROM tenure_jobs INDEXED BY tenure_jobs_death
                  WHERE completed_at IS NOT NULL AND queue = :queue AND type = :type AND death = :death
                  ORDER BY completed_at DESC LIMIT :most)
-         WHERE :org IS NULL OR org = :org) g
+         WHERE org = :org) g
   CROSS JOIN tenure_jobs j ON j.id = g.sample;
+
+-- Jobs that wait for dead ones, among so many that wait, and the first of them.
+-- name: waiting_for_the_dead
+SELECT count(DISTINCT d.job), d.job, d.needs, n.status, min(d.job || d.needs)
+  FROM (SELECT job, needs FROM tenure_edges WHERE met = 0 LIMIT :most) d
+ CROSS JOIN tenure_jobs n ON n.id = d.needs AND n.completed_at IS NOT NULL;
 
 -- name: events_of_job
 SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.project,
@@ -688,6 +725,9 @@ SELECT e.seq, e.kind, e.at, e.job_id, e.type, e.attempt, e.lease_no, e.org, e.pr
   FROM tenure_events e LEFT JOIN tenure_workers w ON w.no = e.worker
  WHERE e.seq > :after AND (:org IS NULL OR e.org = :org)
  ORDER BY e.seq LIMIT :most;
+
+-- name: last_event
+SELECT coalesce(max(seq), 0) FROM tenure_events;
 
 -- Of one queue: due, later, waiting, running, dead, first ready_at; each counted up to :most.
 -- name: queue_counts
@@ -749,7 +789,9 @@ SELECT j.type, count(*)
 -- name: rollups
 SELECT start, queue, type, outcome, sum(count), sum(duration_ms), sum(b0), sum(b1), sum(b2),
        sum(b3), sum(b4), sum(b5), sum(b6), sum(b7), sum(b8), sum(b9), sum(b10), sum(b11), sum(b12)
-  FROM tenure_rollups WHERE start >= :since OR grain = 'total'
+  FROM (SELECT * FROM tenure_rollups WHERE grain IN ('minute', 'hour') AND start >= :since
+        UNION ALL
+        SELECT * FROM tenure_rollups WHERE grain = 'total')
  GROUP BY start, queue, type, outcome;
 
 -- Each counted up to :most; completed ones among twice as many, cancelled ones may lie in between.
@@ -867,10 +909,11 @@ DELETE FROM tenure_history WHERE id IN
                        WHERE d.needs = h.id)
     ORDER BY completed_at LIMIT :most);
 
--- Keep the last N of a task: everything older goes, a bounded batch at a time.
+-- Keep the last N of a task: everything older goes, a bounded batch at a time, though not before the
+-- owner's floor.
 -- name: prune_history_last
 DELETE FROM tenure_history WHERE id IN
-  (SELECT id FROM (SELECT id FROM tenure_history WHERE type = :type
+  (SELECT id FROM (SELECT id FROM tenure_history WHERE type = :type AND completed_at < :before
                     ORDER BY completed_at DESC LIMIT :most OFFSET :last) h
     WHERE NOT EXISTS (SELECT 1 FROM tenure_edges d CROSS JOIN tenure_jobs j ON j.id = d.job
                        WHERE d.needs = h.id));

@@ -315,7 +315,8 @@ CREATE TABLE tenure_settings (
 
 CREATE TABLE tenure_upkeep (
   name  TEXT PRIMARY KEY NOT NULL,             -- retention
-  at    INTEGER NOT NULL                       -- when it was last begun
+  at    INTEGER NOT NULL,                      -- when it was last begun
+  note  TEXT NOT NULL DEFAULT '{}'             -- JSON: what was done in the last pass
 ) STRICT, WITHOUT ROWID;
 
 CREATE VIEW job_queue AS

@@ -1,5 +1,5 @@
 """The store contract on PostgreSQL. What changes is done by functions of our schema, one call and
-one round trip each: `sql/postgres/functions.sql`; `queries.sql` calls them.
+one round trip each: `sql/postgres/functions/`; `queries.sql` calls them.
 
 The parts follow `store.py`: enqueue, claiming, finishing, leases, reading, operators, retention.
 """

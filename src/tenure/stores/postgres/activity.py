@@ -11,11 +11,13 @@ from collections.abc import Callable
 
 from tenure.store import Finding
 from tenure.stores.postgres.examining import Examination
+from tenure.stores.postgres.horizon import holder
 
 OLD_SECONDS = 60.0  # a transaction this old is worth knowing
 LONG_SECONDS = 600.0  # one this old needs somebody
 WAIT_SECONDS = 2.0
 LONG_WAIT_SECONDS = 15.0  # what our own calls wait at most
+HELD_SECONDS = 10.0  # an open transaction that has written events, and so long
 OLD_TRANSACTIONS = 100_000  # that have been since a standby's oldest snapshot
 SHOWN = 80
 
@@ -132,6 +134,24 @@ def locks(examination: Examination) -> list[Finding]:
     return findings or [Finding("locks", "ok", "nobody waits for our tables")]
 
 
+def events(examination: Examination) -> list[Finding]:
+    """Who reads all events waits for transactions that may still add some."""
+    rows = examination.ask("event_holders", seconds=HELD_SECONDS)
+    if not rows:
+        return [Finding("events", "ok", "nobody keeps readers of the audit trail waiting")]
+    return [
+        Finding(
+            "events",
+            "warning",
+            "readers of all events (`tenure events`, app.events()) stop before those of an open "
+            f"transaction: {holder(row)}",
+            "jobs run meanwhile; end that transaction where it was begun"
+            + (f", or SELECT pg_terminate_backend({row[0]})" if row[0] is not None else ""),
+        )
+        for row in rows
+    ]
+
+
 def _who(pid: int, user: str, application: str, state: str) -> str:
     named = f" {application!r}" if application else ""
     return f"pid {pid}{named} of {user or 'another role'}{f', {state},' if state else ''}"
@@ -147,4 +167,8 @@ def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-CHECKS: dict[str, Callable[[Examination], list[Finding]]] = {"sessions": sessions, "locks": locks}
+CHECKS: dict[str, Callable[[Examination], list[Finding]]] = {
+    "sessions": sessions,
+    "locks": locks,
+    "events": events,
+}

@@ -1,4 +1,4 @@
-"""What all parts of the PostgreSQL store share: the database, the hints, the clock."""
+"""What all parts of the PostgreSQL store share: the database, the hints, the horizon, the clock."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from tenure.stores.postgres.database import Database
+from tenure.stores.postgres.horizon import Horizon
 from tenure.stores.postgres.notices import Notices
 
 
@@ -29,6 +30,7 @@ class PostgresBase:
     ) -> None:
         self.database = Database(url, schema=schema, timeout=timeout, clock=clock, most=connections)
         self.notices = Notices(self.database, enabled=notify)
+        self.horizon = Horizon(self.database)
         self.audit = audit
 
     def _now(self, now_ms: int | None) -> int | None:

@@ -26,6 +26,7 @@ from tenure import errors
 from tenure.ids import parse_id
 from tenure.job import Receipt
 from tenure.stores.postgres import explaining
+from tenure.stores.postgres.connecting import Doubt
 from tenure.stores.postgres.notices import FIRST_LOOK, LONGEST_LOOK, WATCH_SECONDS, Notices
 
 JOINED = (
@@ -83,14 +84,18 @@ def known_as(connection: object, names: Mapping[str, Known]) -> Known | None:
 # -- psycopg ------------------------------------------------------------------------------------
 def on_psycopg(connection: psycopg.Connection[Any], order: Order) -> list[Receipt]:
     """A cursor of our own making: theirs may be of another kind or make rows of another kind."""
-    with explained(), psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+    with (
+        explained(),
+        Confirmed(connection),
+        psycopg.Cursor(connection, row_factory=tuple_row) as cursor,
+    ):
         rows = cursor.execute(order.statement, order.parameters).fetchall()
     order.notices.watch(connection, order.queues)
     return receipts(rows)
 
 
 async def on_psycopg_async(connection: psycopg.AsyncConnection[Any], order: Order) -> list[Receipt]:
-    with explained():
+    with explained(), Confirmed(connection):
         async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
             await cursor.execute(order.statement, order.parameters)
             rows = await cursor.fetchall()
@@ -101,9 +106,10 @@ async def on_psycopg_async(connection: psycopg.AsyncConnection[Any], order: Orde
 # -- asyncpg ------------------------------------------------------------------------------------
 async def on_asyncpg(connection: Any, order: Order) -> list[Receipt]:
     statement, values = numbered(order.statement, order.parameters)
-    with explained():
+    driver = getattr(connection, "_con", connection)  # a pool lends a proxy of it
+    with explained(), Confirmed(driver):
         rows = await connection.fetch(statement, *values)
-    follow(getattr(connection, "_con", connection), order)  # a pool lends a proxy of it
+    follow(driver, order)
     return receipts(rows)
 
 
@@ -205,7 +211,7 @@ def run_text(connection: Any, order: Order) -> Sequence[Sequence[Any]]:
         lambda match: f"CAST(:{match[1]} AS {match[2]})" if match[2] else f":{match[1]}",
         order.statement,
     )
-    with explained():
+    with explained(), Confirmed(connection.connection.driver_connection):
         found: Sequence[Sequence[Any]] = connection.execute(
             text(named.replace("%%", "%")), order.parameters
         ).all()
@@ -223,7 +229,7 @@ def autocommits(driver: Any) -> bool:
 def on_django(connection: Any, order: Order) -> list[Receipt]:
     if connection.vendor != "postgresql":
         refuse_database(connection, connection.vendor)
-    with explained(), connection.cursor() as cursor:
+    with explained(), connection.cursor() as cursor, Confirmed(connection.connection):
         cursor.execute(order.statement, order.parameters)
         rows = cursor.fetchall()
     hint = partial(order.notices.hint, order.queues)
@@ -250,6 +256,40 @@ def receipts(rows: Iterable[Sequence[Any]]) -> list[Receipt]:
     if rows[0][0] is None:
         raise errors.JobError(rows[0][2])
     return [Receipt(parse_id(row[0]), bool(row[1]), row[2]) for row in rows]
+
+
+class Confirmed:
+    """Where the driver's connection is in autocommit our statement is the commit: a success that
+    no standby has confirmed is none. (Of a commit of the caller's own their driver hears.)"""
+
+    __slots__ = ("_doubt", "_driver")
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+        self._doubt: Doubt | None = None
+
+    def __enter__(self) -> None:
+        driver = self._driver
+        if hasattr(driver, "add_notice_handler"):  # psycopg's
+            if driver.autocommit and driver.pgconn.transaction_status == TransactionStatus.IDLE:
+                self._doubt = Doubt()
+                driver.add_notice_handler(self._doubt)
+        elif hasattr(driver, "add_log_listener") and not driver.is_in_transaction():  # asyncpg's
+            self._doubt = Doubt()
+            driver.add_log_listener(self._doubt.hear)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        doubt, driver = self._doubt, self._driver
+        if doubt is None:
+            return
+        if hasattr(driver, "remove_notice_handler"):
+            driver.remove_notice_handler(doubt)
+        else:
+            driver.remove_log_listener(doubt.hear)
+        if doubt.felt and kind is None:
+            error = errors.StoreUnavailable(f"conn=: the database {explaining.UNCONFIRMED}")
+            error.unknown = True
+            raise error
 
 
 @contextmanager

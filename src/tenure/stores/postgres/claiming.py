@@ -78,7 +78,7 @@ class Claiming(PostgresBase):
                 row[REPORT], served, row[READY_AT], bool(row[ROOM]), sweep=queue in sweeps
             )
             if memory.sweeping is not None and not news.more:
-                memory.was_swept(memory.sweeping)
+                memory.was_swept(memory.sweeping, len(jobs))
             for type_, count in news.unknown.items():
                 unknown[type_] = unknown.get(type_, 0) + count
             more, found = more or news.more, found or news.suspects

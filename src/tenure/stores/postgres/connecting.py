@@ -33,6 +33,17 @@ CONNECT_SECONDS = 5.0
 CANCEL_SECONDS = 1.0
 LOOK_SECONDS = 0.1
 KEPT_ROWS = 1000
+# Of the server's source, in every message it sends: their texts come in the server's language.
+WAIT_FOR_STANDBY = "SyncRepWaitForLSN"
+READ_COMMITTED = "read committed"
+SESSION = (
+    "SELECT pg_backend_pid(), current_setting('default_transaction_isolation'),"
+    " current_setting('client_min_messages') IN ('error', 'fatal', 'panic')"
+)
+SET_UP = (
+    "SELECT set_config('default_transaction_isolation', 'read committed', false),"
+    " set_config('client_min_messages', 'warning', false)"
+)
 
 
 class Late(psycopg.OperationalError):
@@ -42,6 +53,31 @@ class Late(psycopg.OperationalError):
     def __init__(self, *, cancelled: bool = False) -> None:
         super().__init__("no answer in time")
         self.cancelled = cancelled
+
+
+class Unconfirmed(psycopg.OperationalError):
+    """Committed here, and no synchronous standby has said so within the time that there was: after
+    a failover it may never have been."""
+
+    def __init__(self) -> None:
+        super().__init__("no standby has confirmed the commit")
+
+
+class Doubt:
+    """Hears the notices of a connection. PostgreSQL answers a cancel that finds a commit waiting
+    for its standby, whoever sent it, with success and a WARNING: this one's `felt`."""
+
+    __slots__ = ("felt",)
+
+    def __init__(self) -> None:
+        self.felt = False
+
+    def __call__(self, notice: Any) -> None:
+        self.felt = self.felt or notice.source_function == WAIT_FOR_STANDBY
+
+    def hear(self, _connection: Any, message: Any) -> None:
+        """The same, as asyncpg tells it."""
+        self.felt = self.felt or message.server_source_function == WAIT_FOR_STANDBY
 
 
 class CannotConnect(Exception):
@@ -105,11 +141,14 @@ class Connection(psycopg.Connection[Any]):
     deadline = float("inf")
     generation = 0  # of its pool
     late = False  # a cancel was sent, which might hit the next statement: not to be used again
+    begins = False  # each call in a transaction that names its isolation
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._process = os.getpid()
         self._cursor: psycopg.Cursor[Any] | None = None
+        self._doubt = Doubt()
+        self.add_notice_handler(self._doubt)
 
     def wait(
         self, gen: PQGen[Value], interval: float = LOOK_SECONDS, timeout: float | None = None
@@ -120,9 +159,11 @@ class Connection(psycopg.Connection[Any]):
 
     def _in_time(self, steps: PQGen[Value]) -> Generator[Any, Any, Value]:
         """The driver's generator with a deadline. When it passes, the server is asked to cancel,
-        and what it says to that within a second is what happened."""
+        and only an error that confirms the cancel says what happened."""
         deadline = self.deadline
         cancelled = False
+        doubt = self._doubt
+        doubt.felt = False
         try:
             wanted = next(steps)
             while True:
@@ -139,6 +180,10 @@ class Connection(psycopg.Connection[Any]):
                         raise Late from None
                     deadline = time.monotonic() + CANCEL_SECONDS
         except StopIteration as end:
+            if doubt.felt:
+                raise Unconfirmed from None
+            if cancelled:  # where warnings are hidden, it may have been that
+                raise Late from None
             value: Value = end.value
             return value
         except psycopg.errors.QueryCanceled:
@@ -149,11 +194,15 @@ class Connection(psycopg.Connection[Any]):
     def rows(self, statement: str, parameters: Mapping[str, Any] | None = None) -> list[Any]:
         """All rows, read in binary. One cursor serves many calls: a new one takes 10 µs, a sixth
         of a short call. After a large result it is let go, with what it keeps of that."""
+        if self.begins:  # after an error the transaction stays, and the pool drops us with it
+            self.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
         cursor = self._cursor or self.cursor(binary=True)
         cursor.execute(statement, parameters)
         result = cursor.pgresult
         rows = cursor.fetchall() if result is not None and result.nfields else []
         self._cursor = cursor if len(rows) <= KEPT_ROWS else None
+        if self.begins:
+            self.execute("COMMIT")
         return rows
 
     def reusable(self) -> bool:
@@ -193,14 +242,24 @@ def connect(url: str, wanted: dict[str, Any], deadline: float) -> Connection:
     return connection
 
 
-def pooled(connection: Connection) -> bool:
-    """A pooler is in between: it makes up the process number it gives to its clients."""
+def set_up(connection: Connection) -> bool:
+    """Whether a pooler is in between: it makes up the process number it gives to its clients.
+
+    Our statements are written for READ COMMITTED, whatever the role's or the database's default is
+    for programs of their own, and warnings must arrive. Where the session is ours both are set;
+    behind a pooler it is everybody's, so there each statement gets a transaction that says so."""
     try:
-        row = connection.execute("SELECT pg_backend_pid()").fetchone()
+        ((pid, isolation, hidden),) = connection.execute(SESSION).fetchall()
+        between = bool(pid != connection.info.backend_pid)
+        if not between and (isolation != READ_COMMITTED or hidden):
+            connection.execute(SET_UP)
+        elif isolation != READ_COMMITTED:
+            connection.begins = True
+            connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     except psycopg.Error as error:
         connection.close()
         raise CannotConnect(first_line(error, "")) from None
-    return row is not None and row[0] != connection.info.backend_pid
+    return between
 
 
 def first_line(error: Exception, url: str) -> str:

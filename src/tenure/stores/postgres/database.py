@@ -25,10 +25,11 @@ from tenure.stores.postgres.connecting import (
     CannotConnect,
     Connection,
     Late,
+    Unconfirmed,
     connect,
     location,
     options,
-    pooled,
+    set_up,
     to_uuid_text,
     to_uuids,
 )
@@ -58,6 +59,7 @@ class Database:
         self.clock = clock
         self.place = location(url)
         self.pooled: bool | None = None  # a pooler is in between; None: not connected yet
+        self.begins = False  # and each statement needs a BEGIN and a COMMIT
         self.retries = 0  # calls made again, for doctor
         self.reconnects = 0  # connections lost in a call
         self.options = options(url, timeout)
@@ -125,12 +127,16 @@ class Database:
         deadline = time.monotonic() + seconds
         pool = self._reserved if reserved else self._pool
         pause = 0.0
+        unconfirmed = False
         while True:
             connection = None
             try:
                 connection = pool.take(deadline)
                 rows = connection.rows(statement, parameters)
+                if unconfirmed:  # this try may have found it done, and waited for nobody
+                    connection.rows(self.sql("flush"))
             except (psycopg.Error, CannotConnect, NoneFree) as error:
+                unconfirmed = unconfirmed or isinstance(error, Unconfirmed)
                 pause = max(FIRST_PAUSE, min(pause * 2, LONGEST_PAUSE))
                 self._after(error, pool, connection, repeatable, seconds, deadline, pause)
             except BaseException:
@@ -241,8 +247,9 @@ class Database:
         wanted = self.options | {"fallback_application_name": name}
         until = time.monotonic() + self.timeout if deadline is None else deadline
         connection = connect(self.url, wanted, until)
-        if self.pooled is None:
-            self.pooled = pooled(connection)
+        between = set_up(connection)
+        self.pooled = between if self.pooled is None else self.pooled
+        self.begins = connection.begins
         connection.prepare_threshold = None if self.pooled else PREPARE_AFTER
         return connection
 
@@ -277,6 +284,7 @@ class Database:
         )
         if isinstance(told, errors.StoreError):
             told.unknown = unknown
+            told.uncharged = explaining.state_of(error) in explaining.CONFLICTS
         if explaining.shows_values(error):
             raise told from None
         raise told from error

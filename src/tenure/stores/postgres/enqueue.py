@@ -16,6 +16,8 @@ from tenure.stores.postgres.database import to_uuid_text, to_uuids
 from tenure.stores.postgres.pool import NoneFree
 from tenure.stores.rows import refuse_circles, shared_parameters
 
+UNSURE = 10_000  # ids that are remembered: some of a batch are enough to know it
+
 
 def receipts_from(rows: Sequence[tuple[Any, ...]]) -> list[Receipt]:
     """A row without an id says why the batch was refused."""
@@ -31,13 +33,16 @@ class Enqueueing(PostgresBase):
         self._bound: tuple[Terms | None, dict[str, Any]] = (None, {})
         self._fields: tuple[Terms | None, str] = (None, "")
         self._home: str | None = None
+        self._unsure: dict[str, None] = {}  # ids whose enqueue ended unknown, the oldest first
 
     def enqueue(
         self, jobs: Sequence[NewJob], *, retry: bool = False, now_ms: int | None = None
     ) -> list[Receipt]:
-        """The ids are ours, so a call whose reply was lost is repeated without doubling a job."""
+        """The ids are ours, so a call whose reply was lost is repeated without doubling a job, by
+        us and, when that failed as well, by the caller."""
         if not jobs:
             return []
+        retry = retry or (bool(self._unsure) and any(job.id in self._unsure for job in jobs))
         first = jobs[0].terms
         plain = not retry and all(
             job.key is None and not job.after and job.terms is first for job in jobs
@@ -53,14 +58,31 @@ class Enqueueing(PostgresBase):
                 receipts = self._enqueue_any(jobs, retry, now_ms)
         except StoreError as error:
             if not error.unknown and type(error) is not StoreError:
+                error.unknown = retry
                 raise
             # The reply was lost; or it was a value, an id that is stored already: say which.
-            receipts = self._enqueue_any(jobs, error.unknown, now_ms)
+            receipts = self._enqueue_again(jobs, retry or error.unknown, now_ms)
         else:
             if plain and len(jobs) == 1:
                 return receipts  # it was hinted with the call, or soon will be
+        if retry:
+            for job in jobs:
+                self._unsure.pop(job.id, None)
         self._hint({job.terms.queue for job in jobs})
         return receipts
+
+    def _enqueue_again(
+        self, jobs: Sequence[NewJob], again: bool, now_ms: int | None
+    ) -> list[Receipt]:
+        try:
+            return self._enqueue_any(jobs, again, now_ms)
+        except StoreError as error:
+            error.unknown = error.unknown or again
+            if error.unknown:
+                self._unsure.update((job.id, None) for job in jobs)
+                for oldest in list(self._unsure)[:-UNSURE]:
+                    self._unsure.pop(oldest, None)
+            raise
 
     def enqueue_on(
         self, connection: Any, jobs: Sequence[NewJob]
@@ -115,7 +137,8 @@ class Enqueueing(PostgresBase):
             "at_ms": job.at_ms,
             "now": self._now(now_ms),
         }
-        if self.notices.take(job.terms.queue):
+        # With its hint it is a procedure that commits, which it cannot inside a transaction.
+        if not self.database.begins and self.notices.take(job.terms.queue):
             stored = self._store_and_hint(parameters)
         else:
             stored = self._rows("enqueue_job", parameters, repeatable=False)

@@ -12,16 +12,19 @@ from typing import Literal
 import psycopg
 
 from tenure import errors
-from tenure.stores.postgres.connecting import CannotConnect, Late
+from tenure.stores.postgres.connecting import CannotConnect, Late, Unconfirmed
 
+# Rolled back because of what others did at the same time: nobody's fault.
+CONFLICTS = frozenset({"40001", "40P01"})
 # Certainly rolled back: made again whatever the call was.
-ROLLED_BACK = frozenset({"40001", "40P01", "55P03", "53300", "57P03"})
+ROLLED_BACK = CONFLICTS | {"55P03", "53300", "57P03"}
 # Perhaps committed before the reply was lost: made again only where twice is once.
 UNKNOWN = frozenset({"25006", "57014", "57P01", "57P02", "57P05"})
-BUSY = frozenset({"40001", "40P01", "55P03", "53300", "57014"})
+BUSY = CONFLICTS | {"55P03", "53300", "57014"}
 # About a prepared statement, before anything ran: the tables changed under it, or a pooler gave us
-# another server's session. With new connections it cannot happen again.
-STALE = frozenset({"0A000", "26000", "42P05"})
+# another server's session. Or a migration replaced a function and its types in the middle of a call
+# (XX000, 42883), which is rolled back. With new connections it cannot happen again.
+STALE = frozenset({"0A000", "26000", "42P05", "XX000", "42883"})
 NO_SCHEMA = frozenset({"3F000", "42P01", "42883"})
 # Classes whose primary message names objects and settings, never values.
 TELLING = ("08", "25", "28", "3D", "3F", "40", "42", "53", "55", "57", "58", "XX")
@@ -34,6 +37,12 @@ REFUSALS = (
     (r"permission denied for database", "42501"),
     (r"too many (clients|connections)|remaining connection slots", "53300"),
     (r"session is (read-only|not read-write)|server is in hot standby", "25006"),
+)
+
+UNCONFIRMED = (
+    "committed it, but no standby has confirmed that, and a failover would undo it: whether it "
+    "lasts is not known. Repeat the call with the same jobs or key; see pg_stat_replication and "
+    "synchronous_standby_names."
 )
 
 Verdict = Literal["again", "if repeatable", "never"]
@@ -55,7 +64,7 @@ def judge(error: Exception, *, lost: bool) -> Verdict:
         return "never"  # its time is up
     if state in ROLLED_BACK:
         return "again"
-    if state in UNKNOWN or state.startswith("08") or lost:
+    if isinstance(error, Unconfirmed) or state in UNKNOWN or state.startswith("08") or lost:
         return "if repeatable"
     return "never"
 
@@ -63,7 +72,7 @@ def judge(error: Exception, *, lost: bool) -> Verdict:
 def explain(error: Exception, place: str, schema: str, seconds: float) -> errors.TenureError:
     state = state_of(error)
     said = primary(error)
-    if isinstance(error, Late):
+    if isinstance(error, Late | Unconfirmed):
         return _late(error, place, seconds)
     if state == "TN001":
         return errors.JobError(said)
@@ -108,7 +117,9 @@ def explain(error: Exception, place: str, schema: str, seconds: float) -> errors
     return errors.StoreUnavailable(f"{place}: {said or type(error).__name__} ({state or 'driver'})")
 
 
-def _late(error: Late, place: str, seconds: float) -> errors.TenureError:
+def _late(error: Late | Unconfirmed, place: str, seconds: float) -> errors.TenureError:
+    if isinstance(error, Unconfirmed):
+        return errors.StoreUnavailable(f"{place} {UNCONFIRMED}")
     if error.cancelled:
         return errors.StoreBusy(
             f"{place} did not get a statement done within {seconds:g} s, so it was cancelled and "

@@ -18,9 +18,11 @@ from tenure.store import Accepted, AsyncSettlement, Registration, Settlement
 from tenure.stores.postgres.base import to_json
 from tenure.stores.postgres.database import to_uuid_text, to_uuids
 from tenure.stores.postgres.enqueue import Enqueueing
-from tenure.stores.rows import finish_row
+from tenure.stores.postgres.explaining import CONFLICTS
+from tenure.stores.rows import decoded, finish_row
 
 EDGES_PER_PASS = 1000
+LENDERS = CONFLICTS | {None}  # late, lost or in somebody's way: told by who lent the connection
 FIRST_ID = "00000000-0000-0000-0000-000000000000"
 
 log = logging.getLogger("tenure.store")
@@ -150,10 +152,7 @@ class Finishing(Enqueueing):
 
     def results(self, job_id: str) -> dict[str, tuple[str, Any]]:
         rows = self._rows("results", {"job": to_uuid_text(job_id)})
-        return {
-            needs: (status, None if result is None else msgspec.json.decode(result))
-            for needs, status, result in rows
-        }
+        return {needs: (status, decoded(result)) for needs, status, result in rows}
 
     @contextmanager
     def transaction(self, limit: float) -> Iterator[Settlement]:
@@ -187,7 +186,7 @@ class _Settlement:
                 cursor.execute(*self._asked_before(worker, end))
                 return "repeated" if cursor.fetchone() else "refused"
         except psycopg.Error as error:
-            if error.sqlstate is None:  # late, or lost: told by whoever lent the connection
+            if error.sqlstate in LENDERS:
                 raise
             self._store.database.refuse(error)
 
@@ -212,7 +211,7 @@ class _AsyncSettlement(_Settlement):
                 await cursor.execute(*self._asked_before(worker, end))
                 return "repeated" if await cursor.fetchone() else "refused"
         except psycopg.Error as error:
-            if error.sqlstate is None:  # late, or lost: told by whoever lent the connection
+            if error.sqlstate in LENDERS:
                 raise
             self._store.database.refuse(error)
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tenure.store import Registration, Renewal, Rescue, WorkerInfo
+from tenure.store import Registration, Renewal, Rescue, Turn, WorkerInfo
 from tenure.stores.postgres.base import to_json
 from tenure.stores.postgres.database import to_uuid_text, to_uuids
 from tenure.stores.postgres.finishing import Finishing
-from tenure.stores.rows import workers_from
+from tenure.stores.rows import turns_from, workers_from
 
 
 class Leases(Finishing):
@@ -115,6 +115,12 @@ class Leases(Finishing):
         parameters = {"name": upkeep, "every_ms": every_ms, "now": self._now(now_ms)}
         ((mine,),) = self._rows("take_turn", parameters)
         return bool(mine)
+
+    def end_turn(self, upkeep: str, note: Mapping[str, object]) -> None:
+        self._rows("end_turn", {"name": upkeep, "note": to_json(note)})
+
+    def turns(self) -> dict[str, Turn]:
+        return turns_from(self._rows("turns", {}))
 
 
 def _named(worker: Registration) -> dict[str, Any]:

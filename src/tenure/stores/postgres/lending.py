@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import psycopg
 from psycopg import sql
@@ -22,7 +22,16 @@ from psycopg.abc import PQGen
 from psycopg.pq import PGconn, TransactionStatus
 
 from tenure import errors
-from tenure.stores.postgres.connecting import LOOK_SECONDS, CannotConnect, Late, first_line, stirred
+from tenure.stores.postgres.connecting import (
+    LOOK_SECONDS,
+    CannotConnect,
+    Doubt,
+    Late,
+    Unconfirmed,
+    first_line,
+    stirred,
+)
+from tenure.stores.postgres.explaining import CONFLICTS, judge
 
 if TYPE_CHECKING:
     from tenure.stores.postgres.database import Database
@@ -45,16 +54,18 @@ _END = re.compile(
 
 
 class CommitUnknown(errors.StoreUnavailable):
-    """The reply to COMMIT was lost: it may have been done. Whoever lent the transaction reads
-    (id, lease_no) to find out."""
+    """The reply to COMMIT was lost, or no standby confirmed it: it may have been done. Whoever
+    lent the transaction reads (id, lease_no) to find out."""
 
     unknown = True
+    uncharged = True
 
 
 class _Lent:
     """What sync and async loans have in common."""
 
     pgconn: Any
+    doubt: Doubt
     deadline = float("inf")
     lent = False  # in the hands of a handler
     ended = False  # it ended the transaction by SQL
@@ -76,6 +87,9 @@ class _Lent:
             if self.lent and self.pgconn.transaction_status == TransactionStatus.IDLE:
                 self.ended = True
                 raise errors.StoreError(ENDED_INSIDE) from None
+            if self.doubt.felt:
+                self.doubt.felt = False
+                raise Unconfirmed from None
             value: Value = end.value
             return value
 
@@ -113,6 +127,8 @@ class LentConnection(_Lent, psycopg.Connection[Any]):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.cursor_factory = _Cursor
+        self.doubt = Doubt()
+        self.add_notice_handler(self.doubt)
 
     def wait(
         self, gen: PQGen[Value], interval: float = LOOK_SECONDS, timeout: float | None = None
@@ -138,6 +154,8 @@ class AsyncLentConnection(_Lent, psycopg.AsyncConnection[Any]):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.cursor_factory = _AsyncCursor
+        self.doubt = Doubt()
+        self.add_notice_handler(self.doubt)
 
     async def wait(
         self, gen: PQGen[Value], interval: float = LOOK_SECONDS, timeout: float | None = None
@@ -207,12 +225,7 @@ class Lender:
         try:
             connection.commit()
         except psycopg.Error as error:
-            if connection.closed or isinstance(error, Late):
-                raise CommitUnknown(
-                    f"the connection to {self._database.place} was lost while a transaction was "
-                    "being committed: whether it was is not known"
-                ) from error
-            raise
+            self._after_commit(error, connection)
 
     def _undo(self, connection: LentConnection) -> None:
         """Roll back. A connection that will not is closed, and the server does the same."""
@@ -282,12 +295,7 @@ class Lender:
         try:
             await connection.commit()
         except psycopg.Error as error:
-            if connection.closed or isinstance(error, Late):
-                raise CommitUnknown(
-                    f"the connection to {self._database.place} was lost while a transaction was "
-                    "being committed: whether it was is not known"
-                ) from error
-            raise
+            self._after_commit(error, connection)
 
     # -- both ---------------------------------------------------------------------------------
     def _wanted(self) -> dict[str, Any]:
@@ -299,8 +307,6 @@ class Lender:
 
     def _again(self, error: psycopg.Error, deadline: float) -> None:
         """Return when another attempt to connect makes sense."""
-        from tenure.stores.postgres.explaining import judge
-
         refusal = CannotConnect(first_line(error, self._database.url))
         if judge(refusal, lost=False) == "never" or time.monotonic() >= deadline:
             self._database.refuse(refusal)
@@ -324,15 +330,36 @@ class Lender:
                 "the statement into `with conn.transaction():`"
             )
 
+    def _after_commit(
+        self, error: psycopg.Error, connection: LentConnection | AsyncLentConnection
+    ) -> NoReturn:
+        if isinstance(error, Unconfirmed):
+            raise CommitUnknown(str(self._database.explain(error))) from error
+        if connection.closed or isinstance(error, Late):
+            raise CommitUnknown(
+                f"the connection to {self._database.place} was lost while a transaction was "
+                "being committed: whether it was is not known"
+            ) from error
+        raise error
+
     def _told(
         self,
         error: BaseException,
         connection: LentConnection | AsyncLentConnection,
         limit: float,
     ) -> BaseException:
-        """The handler's own errors stay as they are; those of time and connection are explained."""
+        """The handler's own errors stay as they are; those of time and connection are explained,
+        and a conflict with another transaction: whether the server finds it in the handler's
+        statements, in our finish or at the COMMIT is chance, and nobody's fault."""
         if not isinstance(error, psycopg.Error):
             return error
+        if error.sqlstate in CONFLICTS:
+            told = errors.StoreBusy(
+                f"the transaction was rolled back, another one was in its way ({error.sqlstate}): "
+                "run it again"
+            )
+            told.uncharged = True
+            return told
         late = time.monotonic() >= connection.deadline and (
             connection.closed or error.sqlstate in TIMED_OUT
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tenure.job import STATUSES
-from tenure.store import DeadGroup, Filter, Page, QueueInfo, Rollup, Totals
+from tenure.store import DeadGroup, EventPage, Filter, Page, QueueInfo, Rollup, Totals
 from tenure.stores import listing
 from tenure.stores.listing import CAP, WALK, Walked
 from tenure.stores.postgres.base import PostgresBase
@@ -23,6 +23,12 @@ CONDITIONS = {
     "queue": "j.queue = %(queue)s",
     "org": "j.org = %(org)s",
     "place": "j.error_place = %(place)s",
+}
+# What a walk goes through, besides.
+WALKS = {
+    "walk_dead": ["j.completed_at IS NOT NULL", "j.status = %(status)s"],
+    "walk_held": ["j.worker IS NOT NULL"],
+    "walk_cancelled": ["j.status = 'cancelled'"],
 }
 
 
@@ -51,18 +57,23 @@ class Reading(PostgresBase):
         return Page([_job(row) for row in rows], further)
 
     def _walk(self, walk: str, where: Filter, given: dict[str, Any], limit: int) -> Walked:
-        """The rows that fit among the next ones of a table, and where the walk stopped."""
+        """The rows that fit among the next ones of a table, and where the walk stops."""
         table = "finished" if walk in ("walk_finished", "walk_cancelled") else "hot"
         source = self._text(walk)
+        walked = [*WALKS.get(walk, ()), "j.id < %(before)s::uuid"]
+        narrowing = [CONDITIONS[name] for name in listing.narrowing(walk, where)]
         parameters = given | {"most": limit, "walk": WALK}
-        narrowing = _where([CONDITIONS[name] for name in listing.narrowing(walk, where)])
-        ordered = f"{narrowing}{self._text('job_order')}"
+        end = None
+        if narrowing:  # or a page is a page
+            ends = self._text("walk_end").replace("{source}", source)
+            stopped = self._read(ends.replace("{where}", _where(walked)), parameters)
+            end = stopped[0][0] if stopped else None
+        if end is not None:
+            walked.append("j.id >= %(end)s::uuid")
+            parameters["end"] = to_uuid_text(end)
+        ordered = f"{_where([*walked, *narrowing])}{self._text('job_order')}"
         rows = self._read(f"{self._columns(table, source)} {ordered}", parameters)
-        if len(rows) >= limit or not narrowing:
-            return Walked(rows, None)  # a whole page, or everything there is
-        end = self._text("walk_end").replace("{source}", source)
-        ((walked, last),) = self._read(end, parameters)
-        return Walked(rows, last if walked >= WALK else None)
+        return Walked(rows, None if len(rows) >= limit else end)
 
     def _among(self, table: str, where: Filter, given: dict[str, Any], limit: int) -> Walked:
         conditions = [CONDITIONS[name] for name in listing.narrowing(table, where)]
@@ -88,15 +99,18 @@ class Reading(PostgresBase):
         org: str | None = None,
         after: int = 0,
         limit: int = 100,
-    ) -> list[Event]:
+    ) -> EventPage:
         parameters: dict[str, Any] = {"org": org, "after": after, "most": limit}
-        if job_id is None:
-            rows = self._rows("events_all", parameters)
-        else:
-            rows = self._rows("events_of_job", parameters | {"job_id": to_uuid_text(job_id)})
-        return [
-            event_from((*row[:11], row[11] or row[3], row[12] or row[3], *row[13:])) for row in rows
-        ]
+        if job_id is not None:  # whoever writes of a job holds its row: they come in order
+            of_job = parameters | {"job_id": to_uuid_text(job_id)}
+            found = [_event(row) for row in self._rows("events_of_job", of_job)]
+            return EventPage(found, found[-1].seq if found else after)
+        final, held_by = self.horizon.final, None
+        rows = self._rows("events_all", parameters | {"final": final}) if final > after else []
+        if len(rows) < limit:  # all as far as we knew: how far is it by now?
+            final, held_by = self.horizon.look()
+            rows = self._rows("events_all", parameters | {"final": final})
+        return EventPage([_event(row) for row in rows], final, held_by)
 
     def dead_groups(self, where: Filter, *, limit: int = 100) -> list[DeadGroup]:
         asked = {"queue": where.queue, "type": where.type, "org": where.org, "most": CAP + 1}
@@ -130,3 +144,7 @@ def _where(conditions: list[str]) -> str:
 def _job(row: tuple[Any, ...]) -> Job:
     """Where the row says nothing the job is its own request and correlation."""
     return job_from((*row[:26], row[26] or row[0], row[27] or row[0], *row[28:]))
+
+
+def _event(row: tuple[Any, ...]) -> Event:
+    return event_from((*row[:11], row[11] or row[3], row[12] or row[3], *row[13:]))

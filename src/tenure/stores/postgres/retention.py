@@ -3,11 +3,9 @@ bounded batches; nothing failed goes before its own time."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
 from typing import Any
 
-from tenure.store import Prune
+from tenure.store import Prune, Pruned
 from tenure.stores.postgres.base import PostgresBase
 from tenure.stores.postgres.database import to_uuid_text
 
@@ -20,19 +18,18 @@ EDGES_PER_PASS = 2000
 FIRST_ID = "00000000-0000-0000-0000-000000000000"
 FOLDS = (("minute", "hour", 24 * HOUR_MS), ("hour", "total", 90 * 24 * HOUR_MS))
 
-log = logging.getLogger("tenure.worker")
-
 
 class Retention(PostgresBase):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._pruned_edges = FIRST_ID  # where the walk over them stands
 
-    def prune(self, keep: Prune, *, now_ms: int | None = None) -> Mapping[str, int]:
+    def prune(self, keep: Prune, *, now_ms: int | None = None) -> Pruned:
         """Several short transactions, so that nobody waits long behind a large clean-up."""
         ((clock,),) = self._rows("clock", {})
         now = self._now(now_ms) or clock
         removed: dict[str, int] = {}
+        days, held = 0, None
         own_terms = sorted(keep.tasks)
 
         def sweep(kind: str, statement: str, age: float = 0, **more: object) -> None:
@@ -45,7 +42,9 @@ class Retention(PostgresBase):
             "keep_history": now - int(keep.completed * 1000),
             "keep_events": now - int(keep.events * 1000),
         }
-        self._turn_partitions(own_days, clock, own_terms)
+        if keep.days:
+            days, held = self._turn_partitions(own_days, clock, own_terms)
+        self.horizon.note()
         whole_days = keep.completed >= 2 * DAY_SECONDS
         usual = keep.completed + (DAY_SECONDS if whole_days else 0)
         for (type_,) in self._rows("prune_types", {}):
@@ -69,7 +68,7 @@ class Retention(PostgresBase):
         for fine, coarse, age_ms in FOLDS:
             before = (now - age_ms) // HOUR_MS * HOUR_MS
             self._rows("fold_rollups", {"fine": fine, "coarse": coarse, "before": before})
-        return removed
+        return Pruned(removed, days, held)
 
     def _prune_edges(self) -> int:
         asked = {"job": self._pruned_edges, "most": EDGES_PER_PASS}
@@ -86,13 +85,27 @@ class Retention(PostgresBase):
         self._rows(statement, {"name": name, "value": value})
 
     # -- days ---------------------------------------------------------------------------------
-    def _turn_partitions(self, keep: dict[str, int], clock: int, own_terms: list[str]) -> None:
+    def _turn_partitions(
+        self, keep: dict[str, int], clock: int, own_terms: list[str]
+    ) -> tuple[int, str | None]:
         """Days to come get their partitions, by the server's clock: that is where rows will go.
         Days that are over lose theirs, each in a transaction of its own, until somebody is in the
-        way."""
+        way. How many went, and who was."""
         self._rows("add_partitions", {"now": clock})
+        dropped = 0
         for (partition,) in self._rows("old_days", keep):
             asked = keep | {"partition": partition, "types": own_terms}
-            if self._rows("drop_day", asked) == [("held",)]:
-                log.debug("somebody holds a lock on %s: it is left for the next pass", partition)
-                return
+            ((verdict,),) = self._rows("drop_day", asked)
+            if verdict == "held":
+                return dropped, f"{partition} could not be dropped: {self._holder(partition)}"
+            dropped += verdict == "dropped"
+        return dropped, None
+
+    def _holder(self, partition: str) -> str:
+        """The oldest transaction that has a lock on the table, as far as our role may see."""
+        for pid, role, program, seconds in self._rows("lock_holders", {"partition": partition}):
+            if pid is None:
+                return "a prepared transaction has a lock on it"
+            since = "" if seconds is None else f", for {seconds:.0f} s"
+            return f"session {pid} ({role}, {program or 'unnamed'}) has a lock on it{since}"
+        return "somebody had a lock on it"

@@ -1,4 +1,4 @@
-"""Whether the tables are kept in shape: dead rows, autovacuum, partitions by day."""
+"""Whether the tables are kept in shape: dead rows, autovacuum, partitions by day, replication."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tenure.store import Finding
 from tenure.stores.postgres.activity import span
 from tenure.stores.postgres.examining import Examination
+from tenure.stores.rows import waiting_for_the_dead
 
 DEAD_TUPLES = 100_000
 # Autovacuum looks every minute: rows that died since its last round say nothing yet. So many that
@@ -14,6 +15,8 @@ DEAD_TUPLES = 100_000
 VACUUMED_SECONDS = 600.0
 UNREMOVED = 10
 OTHER_ROWS = 100_000
+WAITING_ROWS = 20_000
+BEHIND_BYTES = 1 << 30  # of log that a slot in use keeps from being removed
 RELOAD = "SELECT pg_reload_conf()"
 
 
@@ -97,7 +100,44 @@ def partitions(examination: Examination) -> list[Finding]:
     return findings or [Finding("partitions", "ok", f"{text}{counts[1]:,} events")]
 
 
+def dependencies(examination: Examination) -> list[Finding]:
+    return waiting_for_the_dead(examination.ask("waiting_for_the_dead", most=WAITING_ROWS)[0])
+
+
+def replication(examination: Examination) -> list[Finding]:
+    schema = examination.schema
+    findings = [
+        Finding(
+            "replication",
+            "problem",
+            f"publication {publication} has {table}, whose rows nothing identifies: every change "
+            "of them is refused",
+            f"ALTER TABLE {schema}.{table} REPLICA IDENTITY DEFAULT; if it has no primary key, "
+            "`tenure migrate`",
+        )
+        for table, publication in examination.ask("without_identity", schema=schema)
+    ]
+    for slot, active, state, kept in examination.ask("slots", bytes=BEHIND_BYTES):
+        who = "is behind" if active else "is read by nobody"
+        kept_text = f" and keeps {(kept or 0) / 1e6:,.0f} MB of log" if state != "lost" else ""
+        remedy = "let its subscriber catch up"
+        if not active:
+            remedy = f"start its subscriber, or SELECT pg_drop_replication_slot('{slot}')"
+        findings.append(
+            Finding(
+                "replication",
+                "warning",
+                f"replication slot {slot!r} {who}{kept_text}: the disk fills, and vacuum of the "
+                "catalog waits",
+                f"{remedy}; max_slot_wal_keep_size bounds what slots may keep",
+            )
+        )
+    return findings or [Finding("replication", "ok", "nothing stands in its way")]
+
+
 CHECKS: dict[str, Callable[[Examination], list[Finding]]] = {
     "vacuum": vacuum,
     "partitions": partitions,
+    "replication": replication,
+    "waiting": dependencies,
 }

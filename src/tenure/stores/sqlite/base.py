@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from tenure import sql
 from tenure.stores.sqlite.file import SqliteFile, wall_ms
+
+if TYPE_CHECKING:
+    import sqlite3
 
 
 def to_json(value: object) -> str:
@@ -37,3 +41,11 @@ class SqliteBase:
 
     def _now(self, now_ms: int | None) -> int:
         return self.file.clock() if now_ms is None else now_ms
+
+    def _trail(self, db: sqlite3.Connection | sqlite3.Cursor) -> str:
+        """What is written to the audit trail: what this program asks for, or more where the owner
+        says so."""
+        if self.audit == "all":
+            return "all"
+        laid_down = db.execute(self._sql["audit_floor"]).fetchone()
+        return self.audit if laid_down is None else str(laid_down[0])

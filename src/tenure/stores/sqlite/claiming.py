@@ -326,7 +326,7 @@ class Claiming(SqliteBase):
     def _lease(self, db: sqlite3.Connection, worker: Registration, now: int) -> None:
         parameters = {"worker": worker.no, "now": now}
         db.execute(self._sql["claim_grant"], parameters)
-        if self.audit == "all":
+        if self._trail(db) == "all":
             db.execute(self._sql["claim_events"], parameters)
 
     def _read(self, db: sqlite3.Connection) -> list[ClaimedJob]:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from tenure import sql
 from tenure.store import Finding
+from tenure.stores.listing import WALK
+from tenure.stores.rows import waiting_for_the_dead
 from tenure.stores.sqlite import mounts
 from tenure.stores.sqlite.file import SCHEMA_VERSION, SqliteFile
 from tenure.stores.sqlite.gate import GATE, gate_mode
@@ -48,6 +50,8 @@ def inspect(file: SqliteFile) -> list[Finding]:
             )
         )
         findings.append(_places(db))
+        waiting = sql.statements("sqlite")["waiting_for_the_dead"]
+        findings += waiting_for_the_dead(db.execute(waiting, {"most": WALK}).fetchone()[:4])
     return [*findings, _log_size(file), *_file_system(file), *_rights(file)]
 
 

@@ -68,7 +68,7 @@ class Enqueueing(SqliteBase):
             db.execute(self._sql["enqueue_due"], parameters)
             if any(job.at_ms is not None or job.delay_ms for job in group):
                 db.execute(self._sql["enqueue_later"], parameters)
-            if self.audit == "all" or terms.remark is not None:
+            if terms.remark is not None or self._trail(db) == "all":
                 db.execute(self._sql["enqueue_events"], parameters)
             if keyed:
                 for sent, owner, status in db.execute(self._sql["enqueue_owners"], parameters):
@@ -106,7 +106,7 @@ class Enqueueing(SqliteBase):
         if db.execute(stored.text, stored.values(parameters)).rowcount == 0:
             raise _stored_already(id)
         db.execute(ready.text, ready.values(parameters))
-        if self.audit == "all" or terms.remark is not None:
+        if terms.remark is not None or self._trail(db) == "all":
             db.execute(noted.text, noted.values(parameters))
         return Receipt(id, False, "queued")
 

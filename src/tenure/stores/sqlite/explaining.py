@@ -43,6 +43,11 @@ def explain(path: str, busy_timeout: float, error: Exception) -> errors.StoreErr
             f"{path} is damaged ({text}). Stop all workers, copy the file with its -wal "
             "file, then try `sqlite3 FILE .recover`."
         )
+    if "Could not decode" in text:
+        return errors.StoreUnavailable(
+            f"{path} has a row whose text is not UTF-8, written by another program ({text[:80]}). "
+            "Nothing was changed; called again, this program reads it with U+FFFD in place of it."
+        )
     if "disk is full" in text:
         return errors.StoreUnavailable(
             f"the disk of {path} is full. Nothing was changed; make room and try again."

@@ -6,13 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from tenure import outcome
 from tenure.errors import ConfigError, JobError, StoreError
 from tenure.job import DEAD, SYSTEM, Actor, NewJob
 from tenure.store import Accepted, AsyncSettlement, Registration, Settlement
-from tenure.stores.rows import finish_row
+from tenure.stores.rows import decoded, finish_row
 from tenure.stores.sqlite.base import to_json
 from tenure.stores.sqlite.enqueue import Enqueueing
 
@@ -78,7 +76,7 @@ class Finishing(Enqueueing):
         if len(rows) < len(ended):
             fence, rows = "finish_fence", list(map(finish_row, ended))
         named = {"worker": worker.no, "worker_id": worker.id}
-        parameters = named | {"rows": to_json(rows), "now": now, "audit": self.audit}
+        parameters = named | {"rows": to_json(rows), "now": now, "audit": self._trail(db)}
         db.execute("DELETE FROM temp.ended")
         passed = db.execute(self._sql[fence], parameters).rowcount
         if passed == len(ended):
@@ -258,10 +256,7 @@ class Finishing(Enqueueing):
     def results(self, job_id: str) -> dict[str, tuple[str, Any]]:
         with self.file.read() as db:
             rows = db.execute(self._sql["results"], {"job": job_id}).fetchall()
-        return {
-            needs: (status, None if result is None else msgspec.json.decode(result))
-            for needs, status, result in rows
-        }
+        return {needs: (status, decoded(result)) for needs, status, result in rows}
 
     @contextmanager
     def transaction(self, limit: float) -> Iterator[Settlement]:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tenure.store import Registration, Renewal, Rescue, WorkerInfo
-from tenure.stores.rows import lost_row, workers_from
+from tenure.store import Registration, Renewal, Rescue, Turn, WorkerInfo
+from tenure.stores.rows import lost_row, turns_from, workers_from
 from tenure.stores.sqlite.base import to_json
 from tenure.stores.sqlite.finishing import Finishing
 
@@ -81,7 +81,7 @@ class Leases(Finishing):
                 "beat": beat,
                 "reason": reason,
                 "now": self._now(now_ms),
-                "audit": self.audit,
+                "audit": self._trail(db),
             }
             if db.execute(self._sql["rescue_declare"], parameters).fetchone() is None:
                 return None
@@ -106,6 +106,14 @@ class Leases(Finishing):
         with self.file.write() as db:
             asked = {"name": upkeep, "every_ms": int(every * 1000), "now": self._now(now_ms)}
             return db.execute(self._sql["take_turn"], asked).fetchone() is not None
+
+    def end_turn(self, upkeep: str, note: Mapping[str, object]) -> None:
+        with self.file.write() as db:
+            db.execute(self._sql["end_turn"], {"name": upkeep, "note": to_json(note)})
+
+    def turns(self) -> dict[str, Turn]:
+        with self.file.read() as db:
+            return turns_from(db.execute(self._sql["turns"]).fetchall())
 
 
 def _named(worker: Registration) -> dict[str, Any]:

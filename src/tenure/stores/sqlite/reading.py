@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tenure.job import STATUSES
-from tenure.store import DeadGroup, Filter, Page, QueueInfo, Rollup, Totals
+from tenure.store import DeadGroup, EventPage, Filter, Page, QueueInfo, Rollup, Totals
 from tenure.stores import listing
 from tenure.stores.listing import CAP, WALK, Walked
 from tenure.stores.rows import event_from, groups_from, job_from, queues_from
 from tenure.stores.sqlite.base import to_json
+from tenure.stores.sqlite.connections import lenient
 from tenure.stores.sqlite.retention import Retention
 
 if TYPE_CHECKING:
     import sqlite3
 
-    from tenure.stored import Event, Job
+    from tenure.stored import Job
 
 LAST_ID = "~"  # behind every ULID
 MOST_GROUPS = 1000
@@ -29,12 +32,27 @@ CONDITIONS = {
     "org": "j.org = :org",
     "place": "j.error_place = :place",
 }
+# What a walk goes through, besides.
+WALKS = {
+    "walk_dead": ["j.completed_at IS NOT NULL", "j.status = :status"],
+    "walk_cancelled": ["j.status = 'cancelled'"],
+}
 QUEUED = "j.status = 'queued' AND l.id IS NULL"  # the row of a running job says so, too
 
 
 class Reading(Retention):
-    def get(self, id: str, *, org: str | None = None) -> Job | None:
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """Whatever bytes a row has for text, it is shown."""
         with self.file.read() as db:
+            db.text_factory = lenient
+            try:
+                yield db
+            finally:
+                db.text_factory = self.file.text
+
+    def get(self, id: str, *, org: str | None = None) -> Job | None:
+        with self._reading() as db:
             for table in ("hot", "finished"):  # in this order: jobs move from one to the other
                 columns = self._columns(table, self._sql[table])
                 statement = f"{columns} {self._sql['job_by_id']}"
@@ -45,7 +63,7 @@ class Reading(Retention):
 
     def find(self, where: Filter, *, before: str | None = None, limit: int = 100) -> Page:
         given = where._asdict() | {"before": before or LAST_ID, "most": limit, "walk": WALK}
-        with self.file.read() as db:
+        with self._reading() as db:
             if where.key is not None:
                 owners = {row[0] for row in db.execute(self._sql["key_owners"], given)}
                 where = where._replace(ids=tuple(owners & set(where.ids) if where.ids else owners))
@@ -60,17 +78,22 @@ class Reading(Retention):
     def _walk(
         self, db: sqlite3.Connection, walk: str, where: Filter, given: dict[str, Any]
     ) -> Walked:
-        """The rows that fit among the next ones of a table, and where the walk stopped."""
+        """The rows that fit among the next ones of a table, and where the walk stops."""
         table = "finished" if walk in ("walk_finished", "walk_cancelled") else "hot"
         source = self._sql[walk]
-        narrowing = _where(_conditions(walk, where))
-        statement = f"{self._columns(table, source)} {narrowing}{self._sql['job_order']}"
-        rows = db.execute(statement, given).fetchall()
-        if len(rows) >= given["most"] or not narrowing:
-            return Walked(rows, None)  # a whole page, or everything there is
-        end = self._sql["walk_end"].replace("{source}", source)
-        walked, last = db.execute(end, given).fetchone()
-        return Walked(rows, last if walked >= WALK else None)
+        walked = [*WALKS.get(walk, ()), "j.id < :before"]
+        narrowing = _conditions(walk, where)
+        end = None
+        if narrowing:  # or a page is a page
+            ends = self._sql["walk_end"].replace("{source}", source)
+            stopped = db.execute(ends.replace("{where}", _where(walked)), given).fetchone()
+            end = None if stopped is None else stopped[0]
+        if end is not None:
+            walked.append("j.id >= :end")
+        ordered = f"{_where([*walked, *narrowing])}{self._sql['job_order']}"
+        statement = f"{self._columns(table, source)} {ordered}"
+        rows = db.execute(statement, given | {"end": end}).fetchall()
+        return Walked(rows, None if len(rows) >= given["most"] else end)
 
     def _among(
         self, db: sqlite3.Connection, table: str, where: Filter, given: dict[str, Any]
@@ -96,27 +119,31 @@ class Reading(Retention):
         org: str | None = None,
         after: int = 0,
         limit: int = 100,
-    ) -> list[Event]:
+    ) -> EventPage:
+        """One writer: numbers appear in their order, so whatever is there is final."""
         name = "events_all" if job_id is None else "events_of_job"
         parameters = {"job_id": job_id, "org": org, "after": after, "most": limit}
-        with self.file.read() as db:
-            return [event_from(row) for row in db.execute(self._sql[name], parameters).fetchall()]
+        with self._reading() as db:
+            rows = db.execute(self._sql[name], parameters).fetchall()
+            (final,) = db.execute(self._sql["last_event"]).fetchone()
+        return EventPage([event_from(row) for row in rows], final)
 
     def dead_groups(self, where: Filter, *, limit: int = 100) -> list[DeadGroup]:
         rows: list[tuple[Any, ...]] = []
-        with self.file.read() as db:
+        counted = self._sql["dead_group" if where.org is None else "dead_group_of_org"]
+        with self._reading() as db:
             for number, (queue, type_, death) in enumerate(self._deaths(db)):
                 if number >= MOST_GROUPS:
                     break
                 if where.queue in (None, queue) and where.type in (None, type_):
                     group = {"queue": queue, "type": type_, "death": death, "org": where.org}
                     asked = group | {"most": CAP + 1}
-                    rows += db.execute(self._sql["dead_group"], asked).fetchall()
+                    rows += db.execute(counted, asked).fetchall()
         return groups_from(rows, where, limit)
 
     def queues(self, *, now_ms: int | None = None) -> list[QueueInfo]:
         now = self._now(now_ms)
-        with self.file.read() as db:
+        with self._reading() as db:
             switches = db.execute(self._sql["queue_switches"]).fetchall()
             counted = db.execute(self._sql["running_counts"], {"now": now}).fetchall()
             for name, *_switch in switches:
@@ -125,22 +152,22 @@ class Reading(Retention):
         return queues_from(counted, switches)
 
     def queue_names(self) -> dict[str, bool]:
-        with self.file.read() as db:
+        with self._reading() as db:
             return {name: bool(p) for name, p in db.execute(self._sql["queue_names"]).fetchall()}
 
     def unknown_types(self, types: frozenset[str]) -> dict[str, int]:
-        with self.file.read() as db:
+        with self._reading() as db:
             parameters = {"types": to_json(sorted(types)), "walk": WALK}
             return dict(db.execute(self._sql["unknown_types"], parameters).fetchall())
 
     def rollups(self, *, since_ms: int) -> list[Rollup]:
-        with self.file.read() as db:
+        with self._reading() as db:
             rows = db.execute(self._sql["rollups"], {"since": since_ms}).fetchall()
         return [Rollup._make((*row[:6], tuple(row[6:]))) for row in rows]
 
     def totals(self) -> Totals:
         counts: dict[str, int] = dict.fromkeys(STATUSES, 0)
-        with self.file.read() as db:
+        with self._reading() as db:
             counts |= dict(db.execute(self._sql["totals"], {"most": CAP + 1}).fetchall())
         return Totals(*listing.capped(counts))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tenure.store import Prune
+from tenure.store import Prune, Pruned
 from tenure.stores.sqlite.base import SqliteBase, to_json
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ class Retention(SqliteBase):
         super().__init__(*args, **kwargs)
         self._pruned_edges = ""  # where the walk over them stands
 
-    def prune(self, keep: Prune, *, now_ms: int | None = None) -> Mapping[str, int]:
+    def prune(self, keep: Prune, *, now_ms: int | None = None) -> Pruned:
         """Several short transactions, so that nobody waits long behind a large clean-up."""
         now = self._now(now_ms)
         floors = self.floors()
         removed: dict[str, int] = {}
 
         def sweep(kind: str, statement: str, age: float = 0, **more: object) -> None:
-            before = now - int(max(age, floors.get(f"keep_{kind}", 0)) * 1000)
+            before = now - int(max(age, floors.get(f"keep_{kind}", age)) * 1000)
             parameters = {"now": now, "before": before, "most": keep.batch, **more}
             with self.file.write() as db:
                 count = db.execute(self._sql[statement], parameters).rowcount
@@ -51,7 +51,7 @@ class Retention(SqliteBase):
         sweep("workers", "prune_workers", keep.workers)
         self._fold_rollups(now)
         self.file.shrink(VACUUM_PAGES)
-        return removed
+        return Pruned(removed)
 
     # -- the dead -----------------------------------------------------------------------------
     def _prune_dead(self, keep: Prune, now: int) -> int:

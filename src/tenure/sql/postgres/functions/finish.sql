@@ -261,7 +261,7 @@ END $$;
 -- ready_at. A rescue is nobody's finish: the late one of the worker it was taken from stays refused.
 CREATE FUNCTION tenure.stay(runs tenure.ended[], moment bigint) RETURNS void LANGUAGE plpgsql
 SET enable_nestloop = on SET enable_hashjoin = off SET enable_mergejoin = off
-SET enable_seqscan = off AS $$
+SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
   back text[] := ARRAY(  -- at an old place, behind where claims have got to: they must look again
@@ -302,7 +302,7 @@ END $$;
 -- A key's status is written once, when its job ends; its time to live starts then.
 CREATE FUNCTION tenure.leave(runs tenure.ended[], moment bigint) RETURNS void LANGUAGE plpgsql
 SET enable_hashjoin = on SET enable_nestloop = off SET enable_mergejoin = off
-SET enable_seqscan = off AS $$
+SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
   leaving uuid[] := ARRAY(
@@ -335,7 +335,7 @@ END $$;
 -- The keys of jobs that have ended, locked in the one order in which everybody locks keys.
 CREATE FUNCTION tenure.end_keys(ends tenure.key_end[], moment bigint) RETURNS void LANGUAGE plpgsql
 SET enable_nestloop = on SET enable_hashjoin = off SET enable_mergejoin = off
-SET enable_seqscan = off AS $$
+SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 BEGIN
   PERFORM 1 FROM (SELECT e.org, e.key FROM unnest(ends) e

@@ -144,7 +144,7 @@ END $$;
 CREATE FUNCTION tenure.prune_history(in_type text, before bigint, keep_last integer, most integer)
 RETURNS bigint LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off AS $$
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   past CONSTANT bigint := tenure.floored('keep_history', before);
   old uuid[];
@@ -247,16 +247,16 @@ REVOKE ALL ON FUNCTION tenure.add_partitions, tenure.old_days, tenure.drop_day, 
 
 -- The last number an event has drawn, and then who may still be writing: their numbers are not all
 -- visible, and no event up to `last` can appear any more once all of them have ended. An INSERT locks
--- the table before it draws a number, so this is exact; held snapshots do not matter.
-CREATE FUNCTION tenure.event_writers() RETURNS TABLE (last bigint, writers text[], pids integer[])
+-- the table before it draws a number, so this is exact; held snapshots do not matter. A prepared
+-- transaction keeps its lock.
+CREATE FUNCTION tenure.event_writers() RETURNS TABLE (last bigint, writers text[])
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
   last := coalesce(pg_sequence_last_value('tenure.events_seq'), 0);
-  SELECT coalesce(array_agg(l.virtualtransaction), '{}'), coalesce(array_agg(l.pid), '{}')
-    INTO writers, pids
-    FROM (SELECT DISTINCT l.virtualtransaction, l.pid FROM pg_locks l
-           WHERE l.locktype = 'relation' AND l.relation = 'tenure.events'::regclass AND l.granted
-             AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-             AND l.mode NOT IN ('AccessShareLock', 'RowShareLock')) l;
+  writers := ARRAY(
+    SELECT l.virtualtransaction FROM pg_locks l
+     WHERE l.locktype = 'relation' AND l.relation = 'tenure.events'::regclass AND l.granted
+       AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+       AND l.mode = 'RowExclusiveLock');
   RETURN NEXT;
 END $$;

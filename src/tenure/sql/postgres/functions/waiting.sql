@@ -25,7 +25,7 @@ END $$;
 -- Their rows are locked.
 CREATE FUNCTION tenure.count_down(waiting uuid[], moment bigint) RETURNS integer LANGUAGE plpgsql
 SET enable_nestloop = on SET enable_hashjoin = off SET enable_mergejoin = off
-SET enable_seqscan = off AS $$
+SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 BEGIN
   IF waiting IS NULL THEN
@@ -45,7 +45,7 @@ END $$;
 -- All that waits for these jobs, and for those.
 CREATE FUNCTION tenure.followers(ids uuid[]) RETURNS uuid[] LANGUAGE sql STABLE
 SET enable_nestloop = on SET enable_hashjoin = off SET enable_mergejoin = off
-SET enable_seqscan = off AS $$
+SET enable_seqscan = off SET jit = off AS $$
   WITH RECURSIVE follower (id) AS (
     SELECT e.job FROM unnest(ids) i(id) CROSS JOIN LATERAL (
            SELECT e.job FROM tenure.edges e WHERE e.needs = i.id AND NOT e.met OFFSET 0) e
@@ -61,7 +61,7 @@ $$;
 CREATE FUNCTION tenure.doom(runs tenure.ended[], moment bigint) RETURNS tenure.ended[]
 LANGUAGE plpgsql
 SET enable_nestloop = on SET enable_hashjoin = off SET enable_mergejoin = off
-SET enable_seqscan = off AS $$
+SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
   released uuid[];
@@ -93,6 +93,25 @@ BEGIN
            'dependency_cancelled', 'system', 'tenure', moment);
 END $$;
 
+-- Of these jobs, which are locked, those that can leave now with all that waits for them, which is locked
+-- too: whoever holds one of those may be waiting for us.
+CREATE FUNCTION tenure.reachable(ids uuid[], held uuid[]) RETURNS uuid[] LANGUAGE plpgsql
+SET enable_nestloop = on SET enable_hashjoin = off SET enable_mergejoin = off
+SET enable_seqscan = off AS $$
+DECLARE
+  tail CONSTANT uuid[] := tenure.followers(ids);
+  missing uuid[];
+BEGIN
+  held := held || ARRAY(SELECT j.id FROM tenure.jobs j WHERE j.id = ANY (tail)
+                         ORDER BY j.id FOR UPDATE SKIP LOCKED);
+  missing := ARRAY(SELECT j.id FROM tenure.jobs j WHERE j.id = ANY (tail)
+                   EXCEPT SELECT h FROM unnest(held) h);
+  IF missing = '{}' THEN
+    RETURN ids;
+  END IF;
+  RETURN ARRAY(SELECT i FROM unnest(ids) i WHERE NOT tenure.followers(ARRAY[i]) && missing);
+END $$;
+
 -- The janitor's walk over unmet edges, a bounded page after (job, needs): what a finish could not
 -- see, because edge and finish committed at the same time. How many changed, and where it stands.
 -- Jobs that somebody holds are left to the next walk.
@@ -106,6 +125,8 @@ DECLARE
   page record;
   held uuid[];
   waiting uuid[];
+  failed uuid[];
+  leaving uuid[];
   ends record;
   runs tenure.ended[];
 BEGIN
@@ -143,15 +164,15 @@ BEGIN
     RETURNING e.job)
   SELECT array_agg(m.job) INTO waiting FROM met m;
   PERFORM tenure.count_down(waiting, moment);
-  runs := tenure.withdraw(ARRAY(
-              SELECT j.id FROM tenure.jobs j
-               WHERE j.id = ANY (held) AND j.id = ANY (ends.failed) AND j.after_failed = 'cancel'),
+  failed := ARRAY(
+    SELECT j.id FROM tenure.jobs j
+     WHERE j.id = ANY (held) AND j.id = ANY (ends.failed) AND j.after_failed = 'cancel');
+  leaving := tenure.reachable(failed || ARRAY(
+    SELECT h FROM unnest(held) h WHERE h = ANY (ends.cancelled || ends.gone)), held);
+  runs := tenure.withdraw(ARRAY(SELECT l FROM unnest(leaving) l WHERE l = ANY (failed)),
             '{queued}', 'job.cancelled', 'a job it was to run after has failed',
             'dependency_failed', 'system', 'tenure', moment);
-  runs := runs || tenure.withdraw(ARRAY(
-              SELECT h FROM unnest(held) h
-               WHERE h = ANY (ends.cancelled || ends.gone)
-                 AND h <> ALL (ARRAY(SELECT r.id FROM unnest(runs) r))),
+  runs := runs || tenure.withdraw(ARRAY(SELECT l FROM unnest(leaving) l WHERE l <> ALL (failed)),
             '{queued}', 'job.cancelled', 'a job it was to run after was cancelled, or is no more',
             'dependency_cancelled', 'system', 'tenure', moment);
   runs := runs || tenure.doom(runs, moment);

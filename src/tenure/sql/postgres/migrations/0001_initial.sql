@@ -1538,5 +1538,3 @@ END $$;
 
 -- They run with their owner's rights, so not everybody who may look into the schema may call them.
 REVOKE ALL ON FUNCTION tenure.add_partitions, tenure.drop_partitions FROM PUBLIC;
-
-SELECT tenure.add_partitions(NULL);

@@ -53,7 +53,8 @@ CREATE TABLE tenure.settings (
 CREATE TABLE tenure.upkeep (
   name   text COLLATE "C" PRIMARY KEY,
   at     bigint NOT NULL DEFAULT 0,
-  value  bigint NOT NULL DEFAULT 0
+  value  bigint NOT NULL DEFAULT 0,
+  note   text NOT NULL DEFAULT '{}'
 );
 
 INSERT INTO tenure.upkeep (name) VALUES ('partitions'), ('retention'), ('events');

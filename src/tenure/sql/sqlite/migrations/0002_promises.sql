@@ -120,7 +120,8 @@ CREATE TABLE tenure_settings (
 
 CREATE TABLE tenure_upkeep (
   name  TEXT PRIMARY KEY NOT NULL,
-  at    INTEGER NOT NULL
+  at    INTEGER NOT NULL,
+  note  TEXT NOT NULL DEFAULT '{}'
 ) STRICT, WITHOUT ROWID;
 
 CREATE VIEW job_queue AS
