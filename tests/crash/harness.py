@@ -244,7 +244,12 @@ class Workshop:
         return found
 
     def statuses(self) -> Counter[str]:
-        return Counter({status: n for status, n in self.app.stats()["jobs"].items() if n})
+        """Exact, where the store itself counts no further than 10,000."""
+        totals = self.app.store.totals()
+        counts = totals.jobs
+        if totals.capped:
+            counts = dict(self.sql("SELECT status, count(*) FROM job_queue GROUP BY status"))
+        return Counter({status: n for status, n in counts.items() if n})
 
     def wait_for(self, status: str, count: int, within: float = 30.0) -> None:
         eventually(
