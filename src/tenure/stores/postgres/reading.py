@@ -46,7 +46,9 @@ class Reading(PostgresBase):
             given["ids"] = to_uuids(where.ids)
             parts = [self._among(table, where, given, limit) for table in ("hot", "finished")]
         else:
-            parts = [self._walk(walk, where, given, limit) for walk in listing.walks(where)]
+            walks = listing.walks(where)
+            given["walk"] = WALK // len(walks)
+            parts = [self._walk(walk, where, given, limit) for walk in walks]
         rows, further = listing.merged(parts, limit)
         return Page([_job(row) for row in rows], further)
 
@@ -54,7 +56,7 @@ class Reading(PostgresBase):
         """The rows that fit among the next ones of a table, and where the walk stopped."""
         table = "finished" if walk in ("walk_finished", "walk_cancelled") else "hot"
         source = self._text(walk)
-        parameters = given | {"most": limit, "walk": WALK}
+        parameters = given | {"most": limit}
         narrowing = _where([CONDITIONS[name] for name in listing.narrowing(walk, where)])
         ordered = f"{narrowing}{self._text('job_order')}"
         rows = self._read(f"{self._columns(table, source)} {ordered}", parameters)
