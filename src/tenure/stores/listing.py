@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from tenure.job import DEAD, FINISHED
 from tenure.store import Filter
 
-WALK = 20_000  # rows looked at for a page: some 10 ms
+WALK = 20_000  # rows looked at for a page, in all its walks: some 10 ms
 NARROWS = frozenset({"status", "type", "queue", "org", "place"})
 CAP = 10_000  # what is counted for people, and no further
 

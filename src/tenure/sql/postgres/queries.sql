@@ -236,14 +236,15 @@ tenure.history j
 -- name: job_by_id
 WHERE j.id = %(id)s::uuid AND (%(org)s::text IS NULL OR j.org = %(org)s);
 
--- The walks of a listing, newest first: what they go through, from `before` down to where so many
--- rows have been looked at, which are narrowed on the way. A condition is put in only when it is asked
--- for: what is always there could not be planned for.
+-- The walks of a listing, newest first: at most so many rows, which are then narrowed. A condition is
+-- put in only when it is asked for: what is always there could not be planned for.
 -- name: walk_hot
-tenure.jobs j
+(SELECT * FROM tenure.jobs w WHERE w.id < %(before)s::uuid ORDER BY w.id DESC LIMIT %(walk)s) j
 
 -- name: walk_dead
-tenure.jobs j
+(SELECT * FROM tenure.jobs w
+  WHERE w.completed_at IS NOT NULL AND w.status = %(status)s AND w.id < %(before)s::uuid
+  ORDER BY w.id DESC LIMIT %(walk)s) j
 
 -- name: walk_all_dead
 (SELECT * FROM ((SELECT * FROM tenure.jobs w
@@ -256,21 +257,23 @@ tenure.jobs j
   ORDER BY w.id DESC LIMIT %(walk)s) j
 
 -- name: walk_held
-tenure.jobs j
+(SELECT * FROM tenure.jobs w WHERE w.worker IS NOT NULL AND w.id < %(before)s::uuid
+  ORDER BY w.id DESC LIMIT %(walk)s) j
 
 -- name: walk_finished
-tenure.history j
+(SELECT * FROM tenure.history w WHERE w.id < %(before)s::uuid ORDER BY w.id DESC LIMIT %(walk)s) j
 
 -- name: walk_cancelled
-tenure.history j
+(SELECT * FROM tenure.history w WHERE w.status = 'cancelled' AND w.id < %(before)s::uuid
+  ORDER BY w.id DESC LIMIT %(walk)s) j
 
 -- name: job_order
 ORDER BY j.id DESC LIMIT %(most)s;
 
--- Where a walk has looked at so many rows; none when it comes to its end before. Only ids are asked
--- for, so the index alone is read.
+-- Where a walk that found less than a page has stopped: no row when it came to its end. Only ids are
+-- asked for, so the index alone is read.
 -- name: walk_end
-SELECT j.id FROM {source} {where}ORDER BY j.id DESC OFFSET %(walk)s - 1 LIMIT 1;
+SELECT j.id FROM {source} ORDER BY j.id DESC OFFSET %(walk)s - 1 LIMIT 1;
 
 -- The owners of a key, in any org.
 -- name: key_owners

@@ -24,12 +24,6 @@ CONDITIONS = {
     "org": "j.org = %(org)s",
     "place": "j.error_place = %(place)s",
 }
-# What a walk goes through, besides.
-WALKS = {
-    "walk_dead": ["j.completed_at IS NOT NULL", "j.status = %(status)s"],
-    "walk_held": ["j.worker IS NOT NULL"],
-    "walk_cancelled": ["j.status = 'cancelled'"],
-}
 
 
 class Reading(PostgresBase):
@@ -52,28 +46,24 @@ class Reading(PostgresBase):
             given["ids"] = to_uuids(where.ids)
             parts = [self._among(table, where, given, limit) for table in ("hot", "finished")]
         else:
-            parts = [self._walk(walk, where, given, limit) for walk in listing.walks(where)]
+            walks = listing.walks(where)
+            given["walk"] = WALK // len(walks)
+            parts = [self._walk(walk, where, given, limit) for walk in walks]
         rows, further = listing.merged(parts, limit)
         return Page([_job(row) for row in rows], further)
 
     def _walk(self, walk: str, where: Filter, given: dict[str, Any], limit: int) -> Walked:
-        """The rows that fit among the next ones of a table, and where the walk stops."""
+        """The rows that fit among the next ones of a table, and where the walk stopped."""
         table = "finished" if walk in ("walk_finished", "walk_cancelled") else "hot"
         source = self._text(walk)
-        walked = [*WALKS.get(walk, ()), "j.id < %(before)s::uuid"]
-        narrowing = [CONDITIONS[name] for name in listing.narrowing(walk, where)]
-        parameters = given | {"most": limit, "walk": WALK}
-        end = None
-        if narrowing:  # or a page is a page
-            ends = self._text("walk_end").replace("{source}", source)
-            stopped = self._read(ends.replace("{where}", _where(walked)), parameters)
-            end = stopped[0][0] if stopped else None
-        if end is not None:
-            walked.append("j.id >= %(end)s::uuid")
-            parameters["end"] = to_uuid_text(end)
-        ordered = f"{_where([*walked, *narrowing])}{self._text('job_order')}"
+        parameters = given | {"most": limit}
+        narrowing = _where([CONDITIONS[name] for name in listing.narrowing(walk, where)])
+        ordered = f"{narrowing}{self._text('job_order')}"
         rows = self._read(f"{self._columns(table, source)} {ordered}", parameters)
-        return Walked(rows, None if len(rows) >= limit else end)
+        if len(rows) >= limit or not narrowing:
+            return Walked(rows, None)  # a whole page, or everything there is
+        stopped = self._read(self._text("walk_end").replace("{source}", source), parameters)
+        return Walked(rows, stopped[0][0] if stopped else None)
 
     def _among(self, table: str, where: Filter, given: dict[str, Any], limit: int) -> Walked:
         conditions = [CONDITIONS[name] for name in listing.narrowing(table, where)]

@@ -71,7 +71,9 @@ class Reading(Retention):
                 given["ids"] = to_json(where.ids)
                 parts = [self._among(db, table, where, given) for table in ("hot", "finished")]
             else:
-                parts = [self._walk(db, walk, where, given) for walk in listing.walks(where)]
+                walks = listing.walks(where)
+                given["walk"] = WALK // len(walks)
+                parts = [self._walk(db, walk, where, given) for walk in walks]
         rows, further = listing.merged(parts, limit)
         return Page([_job(row) for row in rows], further)
 

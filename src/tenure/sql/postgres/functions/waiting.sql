@@ -97,7 +97,7 @@ END $$;
 -- too: whoever holds one of those may be waiting for us.
 CREATE FUNCTION tenure.reachable(ids uuid[], held uuid[]) RETURNS uuid[] LANGUAGE plpgsql
 SET enable_nestloop = on SET enable_hashjoin = off SET enable_mergejoin = off
-SET enable_seqscan = off AS $$
+SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   tail CONSTANT uuid[] := tenure.followers(ids);
   missing uuid[];
