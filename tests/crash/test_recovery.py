@@ -326,6 +326,31 @@ def test_after_a_child_s_death_suspects_run_a_few_at_a_time_and_healthy_jobs_do_
     assert {shop.job(id).losses for id in ids} == {0}
 
 
+def test_a_suspect_does_not_stand_behind_a_backlog(workshop: Callable[..., Workshop]) -> None:
+    """Claims that fill every child's room found no room for it, until the backlog was gone."""
+    shop = workshop(
+        """
+        @app.task(priority=1)
+        def deadly() -> None:
+            if not there("said.log"):
+                say("dying")
+                os._exit(3)
+
+        @app.task
+        def slow() -> None:
+            time.sleep(0.1)
+        """
+    )
+    deadly = shop.jobs.deadly.enqueue()
+    shop.app.enqueue_many([shop.jobs.slow.job() for _ in range(600)])
+    shop.worker(concurrency=2)
+
+    eventually(lambda: shop.job(deadly.id).terminal, within=60, what="the suspect's end")
+
+    assert (shop.job(deadly.id).status, shop.job(deadly.id).crashes) == ("completed", 1)
+    assert shop.statuses()["completed"] < 300
+
+
 @only("sqlite", "no store is open yet when it happens")
 def test_a_child_killed_before_it_said_hello_is_started_again(
     workshop: Callable[..., Workshop],

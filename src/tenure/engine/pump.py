@@ -10,6 +10,7 @@ import logging
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from tenure import outcome, policy
@@ -181,7 +182,7 @@ class Pump:
             return 0
         jobs, suspects = self._claim(free)
         if suspects:
-            jobs += self._claim_suspects(free - len(jobs))
+            jobs += self._claim_suspects(jobs)
         self._handed += len(jobs)
         alone = [job for job in jobs if self._runs_alone(job)]
         if alone:
@@ -209,14 +210,21 @@ class Pump:
             return 1
         return 2 * self._plan.solos - len(self._roster.alone)
 
-    def _claim_suspects(self, free: int) -> list[ClaimedJob]:
-        """They are claimed by themselves, so healthy jobs never stand behind them."""
+    def _claim_suspects(self, beside: list[ClaimedJob]) -> list[ClaimedJob]:
+        """They are claimed by themselves, so healthy jobs never stand behind them; nor they behind
+        healthy ones, however many these are: they take no child's room. `beside`: what was claimed
+        a moment ago."""
         now = time.monotonic()
-        most = min(free, self._room_alone())
+        most = self._room_alone() - sum(map(self._runs_alone, beside))
+        if self._plan.max_jobs is not None:
+            most = min(most, self._plan.max_jobs - self._handed - len(beside))
         if not self._plan.drain and now - self._suspects_in_vain < SUSPECTS_SECONDS:
             return []
-        wants = [(name, min(most, cap)) for name, cap in self._caps().items() if cap]
-        if most <= 0 or not wants:
+        caps = self._caps()
+        taken = Counter(job.queue for job in beside)
+        wants = [(name, min(most, cap - taken[name])) for name, cap in caps.items()]
+        wants = [want for want in wants if want[1] > 0]
+        if not wants:
             return []
         worker = self._roster.worker
         jobs = self._store.claim(worker, wants, self.types, suspects=True, limit=most).jobs
