@@ -58,6 +58,24 @@ def test_its_death_is_the_crash_of_that_job_only(workshop: Callable[..., Worksho
     assert worker.alive
 
 
+def test_a_queue_s_cap_holds_for_them_too(workshop: Callable[..., Workshop]) -> None:
+    shop = workshop(
+        """
+        @app.task(process=True)
+        def heavy() -> None:
+            say("begun")
+            time.sleep(0.3)
+            say("ended")
+        """
+    )
+    shop.app.enqueue_many([shop.jobs.heavy.job() for _ in range(5)])
+    shop.worker(concurrency=10, queues="default:1")
+    shop.wait_for("completed", 5)
+
+    words = [line[0] for line in shop.said()]
+    assert words == ["begun", "ended"] * 5
+
+
 def test_one_that_always_dies_is_poison_and_harms_nobody(
     workshop: Callable[..., Workshop],
 ) -> None:

@@ -5,7 +5,7 @@ The list of children is replaced, never changed, so that any thread may walk it.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
 from tenure.engine.crew import Child
@@ -48,11 +48,11 @@ class Roster:
         return sum(len(child.holds) for child in self.children if not child.solo)
 
     def held_by_queue(self) -> dict[str, int]:
-        running: dict[str, int] = {}
+        """Those that wait to run alone count too: nothing else would keep them to a queue's cap."""
+        jobs = list(self.alone)
         for child in self.children:
-            for job, _slot in list(child.holds.values()):
-                running[job.queue] = running.get(job.queue, 0) + 1
-        return running
+            jobs += [job for job, _slot in list(child.holds.values())]
+        return Counter(job.queue for job in jobs)
 
     def rooms(self) -> dict[Child, int]:
         return {child: child.room() for child in self.children if not child.solo}
