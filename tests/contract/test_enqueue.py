@@ -253,6 +253,16 @@ def test_an_id_already_stored_never_overwrites_its_job(store: Store) -> None:
 
 
 @pytest.mark.parametrize("key", [None, "k"], ids=["without key", "with key"])
+def test_the_same_job_twice_in_a_batch_is_refused(store: Store, key: str | None) -> None:
+    twin = new(key=key)
+
+    with pytest.raises(JobError, match="2 times"):
+        store.enqueue([twin, new(), twin])
+
+    assert totals(store) == {}
+
+
+@pytest.mark.parametrize("key", [None, "k"], ids=["without key", "with key"])
 @pytest.mark.parametrize("among", [0, 2], ids=["alone", "among others"])
 def test_a_finished_job_is_not_acknowledged_as_a_new_one(
     store: Store, among: int, key: str | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
@@ -234,6 +235,17 @@ def refuse_circles(jobs: list[NewJob]) -> None:
             )
         for id in free:
             del waiting[id]
+
+
+def refuse_twins(jobs: Sequence[NewJob]) -> None:
+    """A job that stands in a batch twice: stored once, one of its receipts would be a lie."""
+    ids = [job.id for job in jobs]
+    if len(set(ids)) < len(ids):
+        ((twin, times),) = Counter(ids).most_common(1)
+        raise JobError(
+            f"job {twin} is in this batch {times} times: `task.job(…)` makes a new one for each "
+            "enqueue"
+        )
 
 
 class FinishRow(NamedTuple):

@@ -14,7 +14,7 @@ from tenure.stores.postgres.base import PostgresBase, to_json
 from tenure.stores.postgres.connecting import CannotConnect
 from tenure.stores.postgres.database import to_uuid_text, to_uuids
 from tenure.stores.postgres.pool import NoneFree
-from tenure.stores.rows import refuse_circles, shared_parameters
+from tenure.stores.rows import refuse_circles, refuse_twins, shared_parameters
 
 UNSURE = 10_000  # ids that are remembered: some of a batch are enough to know it
 
@@ -42,6 +42,7 @@ class Enqueueing(PostgresBase):
         us and, when that failed as well, by the caller."""
         if not jobs:
             return []
+        refuse_twins(jobs)
         retry = retry or (bool(self._unsure) and any(job.id in self._unsure for job in jobs))
         first = jobs[0].terms
         plain = not retry and all(
@@ -106,6 +107,7 @@ class Enqueueing(PostgresBase):
     def _join(
         self, connection: Any, jobs: Sequence[NewJob]
     ) -> list[Receipt] | Awaitable[list[Receipt]]:
+        refuse_twins(jobs)
         return callers.enqueue_on(
             connection,
             self.database.sql("enqueue_here"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure import errors, sql
 from tenure.job import NewJob, Receipt, Terms
-from tenure.stores.rows import refuse_circles, shared_parameters
+from tenure.stores.rows import refuse_circles, refuse_twins, shared_parameters
 from tenure.stores.sqlite import callers
 from tenure.stores.sqlite.base import SqliteBase, to_json
 
@@ -50,6 +50,7 @@ class Enqueueing(SqliteBase):
     ) -> list[Receipt]:
         if len(jobs) == 1 and jobs[0].key is None and not jobs[0].after and not retry:
             return [self._enqueue_one(db, jobs[0], now, known_queues)]
+        refuse_twins(jobs)
         owners: dict[str, tuple[str, str]] = {}
         firsts, repeats = _first_of_each_key(jobs)
         ids = to_json([job.id for job in jobs])
