@@ -96,6 +96,17 @@ def test_a_key_seen_before_returns_the_first_receipt(app: tenure.App) -> None:
         app.tasks["send_email"].options(key="k", on_conflict="error").enqueue("a@b.c")
 
 
+def test_a_conflict_is_no_error_of_a_batch_that_is_stored(app: tenure.App) -> None:
+    email = send_to(app)
+    jobs = [email.job("a@b.c"), email.options(key="k").job("a@b.c")]
+    email.options(key="k").enqueue("a@b.c")
+
+    with pytest.raises(tenure.ConfigError, match="one job at a time"):
+        app.enqueue_jobs(jobs, on_conflict="error")
+
+    assert app.stats()["jobs"]["queued"] == 1
+
+
 def send_to_other_org(app: tenure.App) -> tenure.Task[..., object]:
     return app.tasks["send_email"].options(key="k", org="other")
 

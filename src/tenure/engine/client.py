@@ -44,6 +44,12 @@ class Client:
         self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: str = "return"
     ) -> list[Receipt]:
         if conn is None:
+            if on_conflict == "error" and len(jobs) > 1:
+                raise ConfigError(
+                    "on_conflict='error' is for one job at a time: the others of a batch would be "
+                    "stored all the same. With conn= your transaction takes them back; else look "
+                    "at `duplicate` of each receipt"
+                )
             return _accepted(jobs, self.store.enqueue(jobs), on_conflict)
         receipts = self.store.enqueue_on(conn, jobs) if jobs else []
         if not isinstance(receipts, list):
