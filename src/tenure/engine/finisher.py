@@ -89,12 +89,12 @@ class Finisher:
     def _write_ended(self, worker: Registration, ended: list[Ended]) -> list[tuple[str, int]]:
         settled = sum(map(_settled, ended))
         if settled:
-            self.counts["completed"] += settled
             ended = [end for end in ended if not _settled(end)]
         if self._failures < ALONE_AFTER:
             verdicts = self._store.finish(worker, ended)
         else:
             verdicts = self._write_one_by_one(worker, ended)
+        self.counts["completed"] += settled  # only now: a batch that fails comes here again
         said = list(zip(ended, verdicts, strict=True))
         kinds = Counter([type(end.outcome) for end, verdict in said if verdict == "accepted"])
         self.counts.update({kind.__name__.lower(): count for kind, count in kinds.items()})
