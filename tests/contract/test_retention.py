@@ -156,6 +156,20 @@ def test_events_have_their_own_age(store: Store, clock: Clock) -> None:
     assert len(all_events(store, job_id=recent)) == 1
 
 
+def test_events_of_a_clock_that_was_ahead_hold_up_no_others(store: Store, clock: Clock) -> None:
+    clock.advance(300 * DAY)
+    ahead = put(store)
+    clock.advance(-300 * DAY)
+    old = put_many(store, 50)
+    clock.advance(91 * DAY)
+    put(store)  # the newest stays in any case
+
+    prune_all(store, KEEP._replace(batch=10))
+
+    assert len(all_events(store, job_id=ahead)) == 1
+    assert [id for id in old if all_events(store, job_id=id)] == []
+
+
 def test_a_reader_of_events_misses_nothing_because_of_a_prune(store: Store, clock: Clock) -> None:
     # It goes on with `after=` the last seq it has seen, however long ago: numbers only grow.
     put_many(store, 3)

@@ -952,10 +952,12 @@ DELETE FROM tenure_edges WHERE job IN
     WHERE NOT EXISTS (SELECT 1 FROM tenure_jobs WHERE id = value)
       AND NOT EXISTS (SELECT 1 FROM tenure_history WHERE id = value));
 
+-- Among twice as many as may go: those of a clock that was ahead stay for long, and nobody is to wait
+-- behind them.
 -- name: prune_events
 DELETE FROM tenure_events WHERE seq IN
-  (SELECT seq FROM tenure_events WHERE seq < (SELECT min(seq) FROM tenure_events) + :most
-      AND at < :before AND seq < (SELECT max(seq) FROM tenure_events));
+  (SELECT seq FROM (SELECT seq, at FROM tenure_events ORDER BY seq LIMIT 2 * :most)
+    WHERE at < :before AND seq < (SELECT max(seq) FROM tenure_events) ORDER BY seq LIMIT :most);
 
 -- name: prune_keys
 DELETE FROM tenure_keys WHERE (org, key) IN
