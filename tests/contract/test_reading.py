@@ -263,6 +263,17 @@ def test_queues_count_what_is_in_them(store: Store, clock: Clock) -> None:
     assert other.oldest_ms == 0
 
 
+def test_the_oldest_is_found_behind_more_than_are_counted(store: Store, clock: Clock) -> None:
+    put(store, priority=9, org="z")
+    clock.advance(HOUR)
+    for _ in range(11):
+        put_many(store, 1000, priority=1)
+
+    info = queue_info(store)
+
+    assert (info.ready, info.capped, info.oldest_ms) == (10_000, ("ready",), HOUR)
+
+
 def test_what_is_due_later_becomes_ready(store: Store, clock: Clock) -> None:
     put(store, delay_ms=MINUTE)
     assert queue_info(store).oldest_ms is None

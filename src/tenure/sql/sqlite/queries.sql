@@ -752,6 +752,17 @@ SELECT :queue, d.jobs + l.due + s.due, l.later + s.later, w.jobs, 0, x.jobs,
          (SELECT 1 FROM tenure_jobs INDEXED BY tenure_jobs_death
            WHERE completed_at IS NOT NULL AND queue = :queue LIMIT :most)) x;
 
+-- The first due time of a (queue, priority), as far as :most orgs tell: two seeks an org.
+-- name: first_ready
+WITH RECURSIVE tenant (org) AS (
+  SELECT min(org) FROM tenure_due WHERE queue = :queue AND priority = :priority
+  UNION ALL
+  SELECT (SELECT min(org) FROM tenure_due
+           WHERE queue = :queue AND priority = :priority AND org > tenant.org)
+    FROM tenant WHERE tenant.org IS NOT NULL LIMIT :most)
+SELECT min((SELECT min(ready_at) FROM tenure_due
+             WHERE queue = :queue AND priority = :priority AND org = tenant.org)) FROM tenant;
+
 -- name: running_counts
 SELECT queue, 0, 0, 0, count(*), 0, NULL, :now
   FROM tenure_leases l CROSS JOIN tenure_jobs j ON j.id = l.id GROUP BY queue;

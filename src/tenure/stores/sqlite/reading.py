@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 LAST_ID = "~"  # behind every ULID
 MOST_GROUPS = 1000
+MOST_ORGS = 256  # of a priority, in which the oldest due job is looked for
 # What a listing may be narrowed by; only what was asked for is put into the statement.
 CONDITIONS = {
     "status": "j.status = :status",
@@ -150,8 +151,20 @@ class Reading(Retention):
             counted = db.execute(self._sql["running_counts"], {"now": now}).fetchall()
             for name, *_switch in switches:
                 asked = {"queue": name, "now": now, "most": CAP + 1}
-                counted += db.execute(self._sql["queue_counts"], asked).fetchall()
+                counts = db.execute(self._sql["queue_counts"], asked).fetchone()
+                counted.append(counts)
+                if counts[1] > CAP:  # the oldest may stand behind what was counted
+                    counted += self._first_ready(db, name, now)
         return queues_from(counted, switches)
+
+    def _first_ready(self, db: sqlite3.Connection, queue: str, now: int) -> list[tuple[Any, ...]]:
+        """As `queues_from` reads it: nothing counted, the first due time of each priority."""
+        asked = {"queue": queue, "most": MOST_ORGS}
+        first = []
+        for (priority,) in db.execute(self._sql["claim_priorities"], asked).fetchall():
+            parameters = asked | {"priority": priority}
+            first += db.execute(self._sql["first_ready"], parameters).fetchone()
+        return [(queue, 0, 0, 0, 0, 0, ready_at, now) for ready_at in first]
 
     def queue_names(self) -> dict[str, bool]:
         with self._reading() as db:
