@@ -420,7 +420,7 @@ class Store(Protocol):
         payload: str | None = None,
         org: str | None = None,
     ) -> dict[str, str]:
-        """failed, dead_letter -> queued under the same id, attempts and crashes 0.
+        """failed, dead_letter -> queued under the same id, attempts, crashes and losses 0.
         id -> `done`, `absent`, or the status that does not allow it."""
 
     def discard(

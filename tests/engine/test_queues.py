@@ -165,7 +165,7 @@ def test_drain_runs_what_its_own_jobs_enqueue(app: tenure.App) -> None:
     assert app.run_worker(drain=True).completed == 21
 
 
-def test_an_unknown_type_is_put_back_for_free_and_reported(
+def test_an_unknown_type_is_left_alone_and_reported(
     make_app: Callable[..., tenure.App], caplog: pytest.LogCaptureFixture
 ) -> None:
     old, new = make_app(), make_app()

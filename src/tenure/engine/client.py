@@ -1,4 +1,4 @@
-"""Step 1 of the walk: hand jobs to the store, wait for results, read page by page."""
+"""Step 2 of the walk: hand jobs to the store, wait for results, read page by page."""
 
 from __future__ import annotations
 

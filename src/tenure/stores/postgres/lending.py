@@ -192,7 +192,7 @@ class Lender:
             connection.execute(_limits(limit, connection.info.server_version))
             connection.lent = True
             yield connection
-            self._check_end(connection, limit)
+            self._check_end(connection)
             _last_words(connection)
             self._commit(connection)
         except BaseException as error:
@@ -269,7 +269,7 @@ class Lender:
             await connection.execute(_limits(limit, connection.info.server_version))
             connection.lent = True
             yield connection
-            self._check_end(connection, limit)
+            self._check_end(connection)
             _last_words(connection)
             await self._commit_async(connection)
         except BaseException as error:
@@ -316,7 +316,7 @@ class Lender:
         connection.deadline = time.monotonic() + limit
         connection.ended = False
 
-    def _check_end(self, connection: _Lent, limit: float) -> None:
+    def _check_end(self, connection: _Lent) -> None:
         """Before the COMMIT: one that would roll back instead must not look like a success."""
         status = connection.pgconn.transaction_status
         if connection.ended or status == TransactionStatus.IDLE:
