@@ -214,6 +214,30 @@ def test_a_cap_on_a_queue_is_kept_without_spinning(app: tenure.App) -> None:
     assert spent < 0.3
 
 
+def test_what_one_claim_brought_runs_although_the_next_one_failed(
+    app: tenure.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn may take two claims. Jobs of the first were given back after two renewals, 20 s."""
+    known, order = recorder(app)
+    jobs = [known.options(queue="a").job(str(n)) for n in range(40)]
+    app.enqueue_many([*jobs, known.options(queue="b").job("b")])
+    claim, granted = app.store.claim, [0]
+
+    def fails_once(*args: Any, **options: Any) -> Any:
+        if granted[0] == 1:
+            granted[0] = 2
+            raise tenure.StoreError("away for a moment")
+        found = claim(*args, **options)
+        granted[0] += bool(found.jobs)
+        return found
+
+    monkeypatch.setattr(app.store, "claim", fails_once)
+    with app.worker(concurrency=50):
+        eventually(lambda: len(order) == 41, within=20, what="all of them")
+
+    assert "job.released" not in {event.kind for event in app.events()}
+
+
 def test_bad_queue_lists(app: tenure.App) -> None:
     for bad in ("default:0", "default:x", "a b", "default:2:3"):
         with pytest.raises(tenure.ConfigError):

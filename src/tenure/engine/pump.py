@@ -180,17 +180,19 @@ class Pump:
                 self._stop_claiming()
         if free <= 0 or self._suspect_is_next():
             return 0
-        jobs, suspects = self._claim(free)
-        if suspects:
-            jobs += self._claim_suspects(jobs)
-        self._handed += len(jobs)
-        alone = [job for job in jobs if self._runs_alone(job)]
-        if alone:
-            self._roster.alone.extend(alone)
-            self._on_alone()
-            jobs = [job for job in jobs if not self._runs_alone(job)]
-        self._hand_out(jobs, rooms)
-        return len(jobs) + len(alone)
+        jobs: list[ClaimedJob] = []
+        try:
+            if self._claim(jobs, free):
+                self._claim_suspects(jobs)
+        finally:  # what one claim has brought is ours, whatever became of the next
+            self._handed += len(jobs)
+            jobs = _in_turn(jobs)
+            alone = [job for job in jobs if self._runs_alone(job)]
+            if alone:
+                self._roster.alone.extend(alone)
+                self._on_alone()
+            self._hand_out([job for job in jobs if not self._runs_alone(job)], rooms)
+        return len(jobs)
 
     def _half_full(self, free: int) -> bool:
         return free < ENOUGH and free < self._roster.crowd() and self._loaded()
@@ -210,42 +212,42 @@ class Pump:
             return 1
         return 2 * self._plan.solos - len(self._roster.alone)
 
-    def _claim_suspects(self, beside: list[ClaimedJob]) -> list[ClaimedJob]:
+    def _claim_suspects(self, jobs: list[ClaimedJob]) -> None:
         """They are claimed by themselves, so healthy jobs never stand behind them; nor they behind
-        healthy ones, however many these are: they take no child's room. `beside`: what was claimed
-        a moment ago."""
+        healthy ones, however many these are: they take no child's room. Added to `jobs`, which were
+        claimed a moment ago."""
         now = time.monotonic()
-        most = self._room_alone() - sum(map(self._runs_alone, beside))
+        most = self._room_alone() - sum(map(self._runs_alone, jobs))
         if self._plan.max_jobs is not None:
-            most = min(most, self._plan.max_jobs - self._handed - len(beside))
+            most = min(most, self._plan.max_jobs - self._handed - len(jobs))
         if not self._plan.drain and now - self._suspects_in_vain < SUSPECTS_SECONDS:
-            return []
+            return
         caps = self._caps()
-        taken = Counter(job.queue for job in beside)
+        taken = Counter(job.queue for job in jobs)
         wants = [(name, min(most, cap - taken[name])) for name, cap in caps.items()]
         wants = [want for want in wants if want[1] > 0]
         if not wants:
-            return []
+            return
         worker = self._roster.worker
-        jobs = self._store.claim(worker, wants, self.types, suspects=True, limit=most).jobs
-        if not jobs:
+        found = self._store.claim(worker, wants, self.types, suspects=True, limit=most).jobs
+        if not found:
             self._suspects_in_vain = now
-        return jobs
+        jobs += found
 
     # -- turns between queues -----------------------------------------------------------------
 
-    def _claim(self, free: int) -> tuple[list[ClaimedJob], bool]:
-        """Turns between queues by weight first; then what they left, to whoever has more. And
-        whether there are suspects."""
+    def _claim(self, jobs: list[ClaimedJob], free: int) -> bool:
+        """Turns between queues by weight first; then what they left, to whoever has more. Added to
+        `jobs`; whether there are suspects."""
         caps = self._caps()
         weights = {name: policy.QUEUE_WEIGHTS.get(name, 1.0) for name, cap in caps.items() if cap}
         if not weights:
-            return [], False
+            return False
         turns = policy.shares(free, weights, self._credit)
         wants = [(name, min(turn, caps[name])) for name, turn in turns.items() if turn]
-        jobs, suspects = self._take(wants, free)
+        suspects = self._take(jobs, wants, free)
         if len(jobs) == free:
-            return _in_turn(jobs), suspects
+            return suspects
         got = dict.fromkeys(caps, 0)
         for job in jobs:
             got[job.queue] += 1
@@ -255,16 +257,16 @@ class Pump:
         ]
         if others:
             others.sort(key=lambda want: -self._credit.get(want[0], 0.0))
-            more, found = self._take(others, free - len(jobs))
-            jobs, suspects = jobs + more, suspects or found
-        return _in_turn(jobs), suspects
+            suspects = self._take(jobs, others, free - len(jobs)) or suspects
+        return suspects
 
-    def _take(self, wants: list[tuple[str, int]], limit: int) -> tuple[list[ClaimedJob], bool]:
+    def _take(self, jobs: list[ClaimedJob], wants: list[tuple[str, int]], limit: int) -> bool:
         types = self.types if self._room_alone() > 0 else self._together
         claim = self._store.claim(self._roster.worker, wants, types, limit=limit)
         self._complain(claim.unknown)
         self._look_again = self._look_again or claim.more
-        return claim.jobs, claim.suspects
+        jobs += claim.jobs
+        return claim.suspects
 
     @functools.cached_property
     def _together(self) -> frozenset[str]:
