@@ -111,6 +111,19 @@ def test_whoever_waited_is_released_by_it(store: Store) -> None:
     assert queue_info(store).waiting == 0
 
 
+def test_the_key_of_a_follow_up_is_taken_from_then_on(store: Store) -> None:
+    """Its place was held with a time that has passed, and stayed so: the next one was stored too."""
+    no = worker(store)
+    job = started_job(store, no)
+    children = (new(key="k"), new(key="k"), new(key="l"))
+    settle(store, no, job, Completed(None, children))
+    first, _second, other = children
+
+    assert store.enqueue([new(key="k")]) == [(first.id, True, "queued")]
+    assert store.enqueue([new(key="l")]) == [(other.id, True, "queued")]
+    assert totals(store) == {"completed": 1, "queued": 2}
+
+
 def test_a_finish_after_it_is_the_same_finish(
     store: Store, entries: Callable[[], list[str]]
 ) -> None:

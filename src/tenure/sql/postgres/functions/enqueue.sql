@@ -235,7 +235,7 @@ BEGIN
   FOR mine IN
     SELECT f.* FROM unnest(firsts) f WHERE EXISTS (
       SELECT 1 FROM tenure.keys k
-       WHERE k.org = f.org AND k.key = f.key AND k.job_id <> f.id AND k.expires_at <= moment)
+       WHERE k.org = f.org AND k.key = f.key AND k.expires_at <= moment)
   LOOP
     UPDATE tenure.keys k
        SET job_id = mine.id, first_seen_at = moment, last_seen_at = moment, status = NULL,
