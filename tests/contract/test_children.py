@@ -215,6 +215,23 @@ def test_a_run_with_bad_children_can_be_replayed(store: Store) -> None:
     assert get(store, good.id).status == "queued"
 
 
+@pytest.mark.parametrize("how", ["stale", "refused"])
+def test_a_follow_up_that_is_not_stored_holds_no_key(store: Store, clock: Clock, how: str) -> None:
+    """Nor for an enqueue that began before, and had to wait for a lock until now: it was told of
+    a duplicate of a job that never was."""
+    no = worker(store)
+    job = started_job(store, no)
+    bad = child(job.id, after=(new_id(),)) if how == "refused" else child(job.id)
+    if how == "stale":
+        rescue(store, no)
+
+    finish(store, no, job, Completed(None, (child(job.id, key="k"), bad)))
+
+    later = new(key="k")
+    assert store.enqueue([later], now_ms=clock() - 1000) == [(later.id, False, "queued")]
+    assert get(store, later.id).key == "k"
+
+
 def test_a_stale_run_with_bad_children_changes_nothing(store: Store) -> None:
     no = worker(store)
     job = started_job(store, no)

@@ -176,8 +176,9 @@ BEGIN
       PERFORM 1 FROM tenure.keys k WHERE k.org = held.org AND k.key = held.key FOR NO KEY UPDATE;
     ELSE
       -- Of several with one key the first in its batch is to own it: the owner comes later.
+      -- Should none come (refused), nobody has it: not for whoever began before us and waits, either.
       INSERT INTO tenure.keys AS k (org, key, job_id, first_seen_at, last_seen_at, ttl_ms, expires_at)
-      VALUES (held.org, held.key, held.job::uuid, moment, moment, held.ttl, moment)
+      VALUES (held.org, held.key, held.job::uuid, moment, moment, held.ttl, 0)
       ON CONFLICT (org, key) DO UPDATE SET last_seen_at = moment;
     END IF;
   END LOOP;
