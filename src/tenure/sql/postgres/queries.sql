@@ -43,6 +43,11 @@ WITH job AS (
          (SELECT coalesce(%(now)s, tenure.clock()) AS now) t
    WHERE tenure.finished(%(ids)s::uuid[]) = '{}'
   RETURNING id, created_at),
+named AS (  -- a backup may have been restored since the sender saw the name committed
+  INSERT INTO tenure.queues (name, created_at)
+  SELECT %(queue)s, t.now FROM (SELECT coalesce(%(now)s, tenure.clock()) AS now) t
+   WHERE NOT EXISTS (SELECT 1 FROM tenure.queues q WHERE q.name = %(queue)s)
+  ON CONFLICT DO NOTHING),
 noted AS (
   INSERT INTO tenure.events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
     actor_id, request_id, correlation_id, data)

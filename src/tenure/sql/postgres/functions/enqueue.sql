@@ -323,6 +323,10 @@ BEGIN
   IF NOT FOUND THEN
     RETURN 0;
   END IF;
+  -- Who sends it has seen the name committed; since then a backup may have been restored.
+  IF NOT EXISTS (SELECT 1 FROM tenure.queues q WHERE q.name = in_queue) THEN
+    PERFORM tenure.add_queues(ARRAY[in_queue], moment);
+  END IF;
   IF audit = 'all' OR remark IS NOT NULL OR tenure.audited(audit) = 'all' THEN
     INSERT INTO tenure.events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
       actor_id, request_id, correlation_id, data)
