@@ -244,3 +244,40 @@ def test_a_job_that_waits_for_its_own_process_can_be_cancelled(
     assert {shop.job(receipt.id).status for receipt in heavies} == {"in_progress"}
     shop.touch("go")
     shop.wait_for("completed", 4)
+
+
+def test_jobs_that_run_alone_count_for_the_cap_on_their_queue(
+    workshop: Callable[..., Workshop],
+) -> None:
+    """Tasks of a process of their own, and suspects: claimed, they waited to be started uncounted."""
+    shop = workshop(
+        """
+        def enter_and_leave():
+            say("in")
+            time.sleep(0.3)
+            say("out")
+
+        @app.task(process=True)
+        def heavy() -> None:
+            enter_and_leave()
+
+        @app.task
+        def fatal_once() -> None:
+            if not there("died"):
+                open(os.path.join(HERE, "died"), "w").close()
+                os.kill(os.getpid(), 9)
+            enter_and_leave()
+
+        @app.task
+        def light() -> None:
+            enter_and_leave()
+        """
+    )
+    shop.jobs.fatal_once.enqueue()
+    tasks = (shop.jobs.heavy, shop.jobs.light)
+    shop.app.enqueue_many([task.job() for task in tasks for _ in range(4)])
+
+    shop.worker(concurrency=4, queues="default:1")
+    shop.wait_for("completed", 9)
+
+    assert [line[0] for line in shop.said()] == ["in", "out"] * 9

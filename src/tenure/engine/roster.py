@@ -47,12 +47,12 @@ class Roster:
         """How many jobs run or wait in the children that take many."""
         return sum(len(child.holds) for child in self.children if not child.solo)
 
-    def held_by_queue(self) -> dict[str, int]:
-        """Those that wait to run alone count too: nothing else would keep them to a queue's cap."""
-        jobs = list(self.alone)
+    def held_by_queue(self) -> Counter[str]:
+        """Those that wait to run alone included. One may be in both places for a moment."""
+        held = {job.id: job.queue for job in list(self.alone)}
         for child in self.children:
-            jobs += [job for job, _slot in list(child.holds.values())]
-        return Counter(job.queue for job in jobs)
+            held.update((job.id, job.queue) for job, _slot in list(child.holds.values()))
+        return Counter(held.values())
 
     def rooms(self) -> dict[Child, int]:
         return {child: child.room() for child in self.children if not child.solo}
