@@ -24,7 +24,8 @@ class Janitor:
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store = store
         self._settings = settings
-        self._seen: dict[int, tuple[int, float]] = {}  # worker -> beat, since when it stands still
+        # Worker -> beat, since when it stands still. By id: a restored backup gives numbers again.
+        self._seen: dict[str, tuple[int, float]] = {}
         self._wrote = time.monotonic()
         self.rescued = 0
 
@@ -43,7 +44,7 @@ class Janitor:
         put_back = 0
         for worker in self._store.workers(count=False):
             if worker.id == own.id or worker.dead_at is not None:
-                self._seen.pop(worker.no, None)
+                self._seen.pop(worker.id, None)
                 continue
             if host.is_gone(worker):
                 put_back += self._rescue(worker, "its worker's process is gone", patience=None)
@@ -57,9 +58,9 @@ class Janitor:
         now = time.monotonic()
         if now - self._wrote > self._longest_gap():
             self._seen.clear()  # we cannot write either: nothing we see means anything
-        beat, since = self._seen.get(worker.no, (-1, now))
+        beat, since = self._seen.get(worker.id, (-1, now))
         if beat != worker.beat:
-            self._seen[worker.no] = (worker.beat, now)
+            self._seen[worker.id] = (worker.beat, now)
             return False
         return now - since > worker.lease_ms / 1000
 
@@ -73,7 +74,7 @@ class Janitor:
             reason=reason,
             patience=patience,
         )
-        self._seen.pop(worker.no, None)
+        self._seen.pop(worker.id, None)
         if done is None:
             return 0
         if host.same_place(worker):
