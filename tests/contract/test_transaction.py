@@ -112,7 +112,7 @@ def test_whoever_waited_is_released_by_it(store: Store) -> None:
 
 
 def test_the_key_of_a_follow_up_is_taken_from_then_on(store: Store) -> None:
-    """Its place was held with a time that has passed, and stayed so: the next one was stored too."""
+    """Its place is held by a time that has passed; it stayed so, and the next one was stored."""
     no = worker(store)
     job = started_job(store, no)
     children = (new(key="k"), new(key="k"), new(key="l"))

@@ -249,7 +249,7 @@ def test_a_job_that_waits_for_its_own_process_can_be_cancelled(
 def test_jobs_that_run_alone_count_for_the_cap_on_their_queue(
     workshop: Callable[..., Workshop],
 ) -> None:
-    """Tasks of a process of their own, and suspects: claimed, they waited to be started uncounted."""
+    """Tasks of a process of their own, and suspects: claimed, they waited uncounted."""
     shop = workshop(
         """
         def enter_and_leave():

@@ -447,8 +447,8 @@ def test_a_walk_that_was_cut_moves_no_place(store: PostgresStore, clock: Clock) 
 def test_a_queue_that_a_restored_backup_does_not_know_is_named_again(
     store: PostgresStore, count: int
 ) -> None:
-    """Who enqueues has seen its name committed, and does not send it again; but workers ask for names:
-    jobs acknowledged after the restore stayed queued, unseen."""
+    """Who enqueues has seen its name committed, and does not send it again; but workers ask for
+    names: jobs acknowledged after the restore stayed queued, unseen."""
     put_many(store, count, queue="exports")
     store.database.run("DELETE FROM tenure.queues", {})
 
