@@ -193,6 +193,10 @@ def test_dead() -> None:
     assert "3 processes died running it;" in sentence(
         status="dead_letter", crashes=3, error_code="poison", completed_at=minutes(-2)
     )
+    lost = {"error": "its worker's process is gone", "error_code": "lost", "losses": 10}
+    said = sentence(status="dead_letter", attempts=2, completed_at=minutes(-2), **lost)
+    assert "10 workers ended while they held it" in said
+    assert "attempts used up" not in said
 
 
 def test_the_payload_is_never_in_the_sentence() -> None:

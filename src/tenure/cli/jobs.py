@@ -279,6 +279,7 @@ def _print_job(
             ("category", job.category),
             ("attempts", f"{job.attempts} of {job.max_attempts}"),
             ("crashes", job.crashes or None),
+            ("losses", job.losses or None),
             ("org", job.org),
             ("project", job.project),
             ("actor", f"{job.actor.type}:{job.actor.id}"),

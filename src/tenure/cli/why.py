@@ -179,6 +179,9 @@ def _ended(job: Job, now: datetime.datetime) -> str:
         return f"It failed for good at {at}: {_error(job)}; {again}"
     if job.error_code == "poison":
         return f"It is a dead letter since {at}: {job.crashes} processes died running it; {again}"
+    if job.error_code == "lost":
+        lost = f"{count(job.losses, 'worker')} ended while they held it"
+        return f"It is a dead letter since {at}: {lost}, the last time {_error(job)}; {again}"
     return (
         f"It is a dead letter since {at}: {job.attempts} of {job.max_attempts} attempts used up, "
         f"the last error was {_error(job)}; {again}"
