@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 
+from contract.builders import put_many
 from tenure.store import Filter
 
 from .conftest import SECRET, Cli, Stage, enlist
@@ -267,6 +268,21 @@ def test_doctor_finds_what_is_wrong(stage: Stage) -> None:
         "warning",
         "q:default is paused by user:max with 1 due job because: a look",
     )
+
+
+def test_doctor_says_where_it_stopped_counting(stage: Stage) -> None:
+    put_many(stage.store, 10_100, type="report")
+    _, due = findings(stage, "-A", "shop")["workers"]
+
+    enlist(stage.store, queues=["critical"])
+    _, unserved = findings(stage, "-A", "shop")["queues"]
+
+    stage.store.pause("default", actor=_somebody(), reason="")
+    _, paused = findings(stage, "-A", "shop")["queues"]
+
+    assert due == "no live worker, and 10,000+ jobs due"
+    assert unserved == "no live worker serves q:default with 10,000+ due jobs"
+    assert paused == "q:default is paused by user:max with 10,000+ due jobs"
 
 
 def test_doctor_finds_types_nobody_has(stage: Stage) -> None:

@@ -147,6 +147,12 @@ def test_its_turn_comes() -> None:
     )
 
 
+def test_its_turn_comes_among_more_than_were_counted() -> None:
+    said = sentence(queues=[queue(ready=10_000, capped=("ready",))])
+
+    assert "among 9,999+ other due jobs" in said
+
+
 def test_running() -> None:
     running = {"status": "in_progress", "attempts": 1, "started_at": minutes(-3)}
 

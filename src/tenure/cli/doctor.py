@@ -151,7 +151,8 @@ def _live_workers(live: Sequence[WorkerInfo], queues: Sequence[QueueInfo]) -> Fi
     ready = sum(queue.ready for queue in queues)
     remedy = "start one: tenure -A module:app worker"
     if ready:
-        text = f"no live worker, and {output.count(ready, 'job')} due"
+        capped = any("ready" in queue.capped for queue in queues)
+        text = f"no live worker, and {output.count(ready, 'job', capped=capped)} due"
         return _finding("workers", "problem", text, remedy)
     return _finding("workers", "warning", "no live worker", remedy)
 
@@ -184,6 +185,10 @@ def _lost_workers(workers: Sequence[WorkerInfo], now: datetime.datetime) -> list
     ]
 
 
+def _due(queue: QueueInfo) -> str:
+    return output.count(queue.ready, "due job", capped="ready" in queue.capped)
+
+
 def _unserved(live: Sequence[WorkerInfo], queues: Sequence[QueueInfo]) -> list[Finding]:
     if not live:
         return []
@@ -191,7 +196,7 @@ def _unserved(live: Sequence[WorkerInfo], queues: Sequence[QueueInfo]) -> list[F
         _finding(
             "queues",
             "problem",
-            f"no live worker serves q:{queue.name} with {output.count(queue.ready, 'due job')}",
+            f"no live worker serves q:{queue.name} with {_due(queue)}",
             f"start one with -Q {queue.name}, or without -Q for all queues",
         )
         for queue in queues
@@ -206,8 +211,7 @@ def _paused(queues: Sequence[QueueInfo]) -> list[Finding]:
         _finding(
             "queues",
             "warning",
-            f"q:{queue.name} is paused by {queue.paused_by} with "
-            f"{output.count(queue.ready, 'due job')}"
+            f"q:{queue.name} is paused by {queue.paused_by} with {_due(queue)}"
             + (f" because: {queue.pause_reason}" if queue.pause_reason else ""),
             f"tenure queues resume {queue.name}",
         )

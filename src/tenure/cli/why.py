@@ -136,7 +136,8 @@ def _its_turn(
     able = [w for w in workers if is_live(w, now) and serves(w, job.queue) and knows(w, job.type)]
     waiting = span(max(0.0, (now - job.scheduled_at).total_seconds()))
     others = max(0, queue.ready - 1) if queue is not None else 0
-    among = f" among {count(others, 'other due job')}" if others else ""
+    capped = queue is not None and "ready" in queue.capped
+    among = f" among {count(others, 'other due job', capped=capped)}" if others else ""
     return (
         f"It has been due for {waiting} and waits for its turn in queue q:{job.queue}{among}; "
         f"{count(len(able), 'live worker')} {'serves' if len(able) == 1 else 'serve'} it."
