@@ -370,6 +370,21 @@ def test_nothing_acknowledged_is_lost_when_the_standby_takes_over() -> None:
         pair.close()
 
 
+def test_doctor_says_that_no_standby_is_there(pair: Pair, app: tenure.App) -> None:
+    def said() -> list[tuple[str, str]]:
+        found = app.store.inspect()
+        return [(each.level, each.message) for each in found if each.check == "replication"]
+
+    assert said() == [("ok", "nothing stands in its way")]
+
+    pair.lose_standby()
+    eventually(lambda: not pair.primary.execute("SELECT 1 FROM pg_stat_replication"))
+
+    ((level, message),) = said()
+    assert level == "problem"
+    assert "synchronous_standby_names is '*'), and of 1 there are 0" in message
+
+
 def enqueue_all(app: tenure.App, word: str) -> tuple[set[str], list[Any]]:
     """The ids that we got receipts for, and the jobs of which we were told that nobody knows."""
     promised: set[str] = set()

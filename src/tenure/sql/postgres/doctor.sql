@@ -183,6 +183,16 @@ SELECT c.relname::text, min(p.pubname)::text
                                                  ELSE x.indisprimary END) END
  GROUP BY c.relname ORDER BY 1;
 
+-- Which standbys a commit of ours waits for, of how many, and how many such are there. Without
+-- pg_read_all_stats a standby's state is NULL: then each that is there counts.
+-- name: synchronous_standbys
+SELECT names, coalesce(substring(names FROM '(?i)^\s*(?:first|any)?\s*(\d+)\s*\(')::integer, 1),
+       (SELECT count(*)::integer FROM pg_stat_replication
+         WHERE coalesce(sync_state, 'sync') IN ('sync', 'quorum'))
+  FROM (SELECT current_setting('synchronous_standby_names') AS names) s
+ WHERE names <> '' AND NOT pg_is_in_recovery()
+   AND current_setting('synchronous_commit') NOT IN ('off', 'local');
+
 -- Slots that nobody reads from, or that are far behind, and how much of the log they keep.
 -- name: slots
 SELECT s.slot_name::text, s.active, coalesce(s.wal_status, ''), w.kept

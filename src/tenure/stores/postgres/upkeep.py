@@ -117,6 +117,20 @@ def replication(examination: Examination) -> list[Finding]:
         )
         for table, publication in examination.ask("without_identity", schema=schema)
     ]
+    for names, needed, there in examination.ask("synchronous_standbys"):
+        if there >= needed:
+            continue
+        findings.append(
+            Finding(
+                "replication",
+                "problem",
+                f"commits wait for a standby (synchronous_standby_names is {names!r}), and of "
+                f"{needed} there {'is' if there == 1 else 'are'} {there}: every enqueue and every "
+                "finish ends after the busy time-out, its outcome unknown",
+                "see why it is not in pg_stat_replication; to do without, ALTER SYSTEM SET "
+                "synchronous_standby_names = ''; SELECT pg_reload_conf()",
+            )
+        )
     for slot, active, state, kept in examination.ask("slots", bytes=BEHIND_BYTES):
         who = "is behind" if active else "is read by nobody"
         kept_text = f" and keeps {(kept or 0) / 1e6:,.0f} MB of log" if state != "lost" else ""
