@@ -285,6 +285,10 @@ def test_what_is_printed_grants_too(empty: PostgresCli, role: str) -> None:
     assert worker.shop("enqueue", "report").code == 0
     assert worker.shop("worker", "--drain").out.startswith("1 completed")
     assert worker("migrate").out == "up to date\n"
+    refused = worker("migrate", "--set", "keep_events=1h")
+    assert refused.code == 1
+    assert "for the role that owns the tables" in refused.err
+    assert "GRANT" not in refused.err, "a right on `settings` would end the owner's floors"
 
 
 def test_without_a_server_the_whole_script_is_printed(tmp_path: Path) -> None:

@@ -85,8 +85,9 @@ def explain(error: Exception, place: str, schema: str, seconds: float) -> errors
         )
     if state == "42501":
         return errors.StoreUnavailable(
-            f"{place}: {said}. The database user lacks that right: as the owner, GRANT USAGE ON "
-            f"SCHEMA {schema} and the rights on its tables, sequences and functions."
+            f"{place}: {said}. The database user lacks that right. `tenure migrate` and its --set "
+            "are for the role that owns the tables; with --grant ROLE it gives a worker's role "
+            "what that needs."
         )
     if state == "25006":
         return errors.StoreUnavailable(
