@@ -196,6 +196,21 @@ def test_following_events_waits_for_who_commits_late_and_says_so(
     assert numbers == sorted(set(numbers))
 
 
+def test_a_trail_that_is_held_up_is_not_an_empty_one(empty: PostgresCli) -> None:
+    empty("migrate")
+    store = PostgresStore(empty.url)
+    try:
+        store.enqueue([new()])
+        with psycopg.connect(empty.url) as caller:
+            store.enqueue_on(caller, [new()])
+            look, pid = empty("events"), caller.info.backend_pid
+    finally:
+        store.close()
+
+    assert look.out == ""
+    assert f"pid {pid}" in look.err
+
+
 # -- operating ------------------------------------------------------------------------------------
 
 

@@ -44,7 +44,8 @@ def show_events(args: argparse.Namespace) -> int:
         held = Held(json=args.json, patience=HELD_SECONDS if args.follow else 0.0)
         try:
             page = newest(store, args.id, args.limit)
-            _print(page.events, args, heads=True)
+            if page.events or page.held_by is None:  # held up at 0 is not "no events"
+                _print(page.events, args, heads=True)
             held.see(page)
             last = page.events[-1].seq if page.events else 0
             while hints is not None:
