@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,7 @@ from .builders import (
     put_many,
     rescue,
     started_job,
+    table,
     totals,
     worker,
     worker_row,
@@ -223,6 +225,29 @@ def test_counts_in_the_rollups_never_fall(store: Store, clock: Clock) -> None:
         clock.advance(9 * DAY)
         prune_all(store, KEEP)
         assert sum(rollup.runs for rollup in store.rollups(since_ms=0)) == before
+
+
+def test_a_fleet_of_many_tasks_that_was_away_folds_its_minutes(
+    kind: str, store: Store, clock: Clock, connection: Any
+) -> None:
+    """A day of 80 tasks. Each compared with all rows they took more than the 15 s a statement has,
+    so it was never done."""
+    rows = 80 * 24 * 60
+    buckets = ", ".join("1" for _ in range(13))
+    minutes = (
+        f"WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < {rows}) "
+        f"INSERT INTO {table(kind, 'rollups')} SELECT 'minute', {clock.ms // HOUR * HOUR} "
+        f"+ (n - 1) / 80 * {MINUTE}, 1, 'default', 'task' || (n % 80), 'completed', 13, 50, "
+    )
+    connection.execute(minutes + (buckets if kind == "sqlite" else f"ARRAY[{buckets}]") + " FROM n")
+    clock.advance(3 * DAY)
+
+    for _ in range(8):  # bounded passes
+        store.prune(KEEP)
+
+    found = store.rollups(since_ms=0)
+    assert len(found) == 80 * 24
+    assert {(r.runs, r.duration_ms, *r.buckets) for r in found} == {(780, 3000, *[60] * 13)}
 
 
 def test_pruning_an_empty_store_removes_nothing(store: Store) -> None:

@@ -453,26 +453,22 @@ WITH gone AS (
 SELECT count(*) FROM gone;
 
 -- Minutes older than a day become hours, hours older than 90 days the total, by the statement
--- that removes them: sums never fall.
+-- that removes them: sums never fall. The oldest three hours a pass, however long there was none.
 -- name: fold_rollups
 WITH fine AS (
-  DELETE FROM tenure.rollups WHERE grain = %(fine)s AND start < %(before)s RETURNING *),
-spread AS (
-  SELECT CASE WHEN %(coarse)s = 'total' THEN 0 ELSE f.start / 3600000 * 3600000 END AS start,
-         f.queue, f.type, f.outcome, b.place, sum(b.n)::bigint AS n
-    FROM fine f, unnest(f.buckets) WITH ORDINALITY b(n, place) GROUP BY 1, 2, 3, 4, 5),
-summed AS (
-  SELECT CASE WHEN %(coarse)s = 'total' THEN 0 ELSE f.start / 3600000 * 3600000 END AS start,
-         f.queue, f.type, f.outcome, sum(f.count)::bigint AS count,
-         sum(f.duration_ms)::bigint AS duration_ms
-    FROM fine f GROUP BY 1, 2, 3, 4)
+  DELETE FROM tenure.rollups WHERE grain = %(fine)s AND start < %(before)s
+     AND start < (SELECT min(r.start) / 3600000 * 3600000 + 10800000 FROM tenure.rollups r
+                   WHERE r.grain = %(fine)s)
+  RETURNING *)
 INSERT INTO tenure.rollups AS t (grain, start, worker, queue, type, outcome, count, duration_ms,
                                  buckets)
-SELECT %(coarse)s, s.start, 0, s.queue, s.type, s.outcome, s.count, s.duration_ms,
-       ARRAY(SELECT p.n FROM spread p
-              WHERE (p.start, p.queue, p.type, p.outcome) = (s.start, s.queue, s.type, s.outcome)
-              ORDER BY p.place)
-  FROM summed s ORDER BY s.start, s.queue, s.type, s.outcome
+SELECT %(coarse)s, s.start, 0, s.queue, s.type, s.outcome, sum(s.count), sum(s.duration_ms),
+       ARRAY[sum(buckets[1]), sum(buckets[2]), sum(buckets[3]), sum(buckets[4]), sum(buckets[5]),
+             sum(buckets[6]), sum(buckets[7]), sum(buckets[8]), sum(buckets[9]), sum(buckets[10]),
+             sum(buckets[11]), sum(buckets[12]), sum(buckets[13])]::bigint[]
+  FROM (SELECT CASE WHEN %(coarse)s = 'total' THEN 0 ELSE f.start / 3600000 * 3600000 END AS start,
+               f.queue, f.type, f.outcome, f.count, f.duration_ms, f.buckets FROM fine f) s
+ GROUP BY s.start, s.queue, s.type, s.outcome ORDER BY s.start, s.queue, s.type, s.outcome
 ON CONFLICT (grain, start, worker, queue, type, outcome) DO UPDATE
    SET count = t.count + excluded.count, duration_ms = t.duration_ms + excluded.duration_ms,
        buckets = tenure.add_up(t.buckets, excluded.buckets);
