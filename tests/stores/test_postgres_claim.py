@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 
+import servers
 from contract.builders import (
     FAILURE,
     HOUR,
@@ -455,3 +456,31 @@ def test_a_queue_that_a_restored_backup_does_not_know_is_named_again(
     put_many(store, count, queue="exports")
 
     assert store.queue_names() == {"exports": False}
+
+
+# -- any encoding ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "EUC_JP", "WIN1252"])
+def test_a_database_of_another_encoding_gives_jobs_too(
+    postgres: servers.Databases, encoding: str
+) -> None:
+    """SQL_ASCII is what initdb makes where no locale is set. No text is the last in all of them."""
+    name = f"tenure_{encoding.lower()}"
+    how = f"ENCODING '{encoding}' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
+    postgres.execute(f"CREATE DATABASE {name} {how}")
+    store = PostgresStore(postgres.url(name), notify=False)
+    try:
+        store.migrate()
+        no = worker(store)
+        orgs = ["a", "b", "c", "~"]
+        store.enqueue([new(org=org) for org in orgs for _ in range(3)])
+        given = [claim_one(store, no) for _ in range(12)]  # each remembers the lanes of the last
+        assert sorted(job.org for job in given) == sorted(orgs * 3)
+        assert [job.org for job in given[:4]] == orgs
+        assert claim(store, no) == []
+        assert finish(store, no, given[0], Dead(FAILURE)) == "accepted"
+        assert finish(store, no, given[1], Completed()) == "accepted"
+    finally:
+        store.close()
+        postgres.drop_database(name)

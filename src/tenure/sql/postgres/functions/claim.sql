@@ -39,7 +39,7 @@ DECLARE
   none CONSTANT uuid := '00000000-0000-0000-0000-000000000000';
   n integer;
   at_org text COLLATE "C";
-  past text COLLATE "C";   -- the end of this leg of the walk
+  past text COLLATE "C";   -- the end of this leg of the walk; NULL: that of the tier
   stone text COLLATE "C";  -- the remembered org we come to next
   lane tenure.lane;
   seen tenure.lane[] := '{}';
@@ -48,24 +48,32 @@ BEGIN
   FOR leg IN CASE WHEN turn = '' THEN 2 ELSE 1 END .. 2 LOOP
     n := 0;
     at_org := CASE leg WHEN 1 THEN turn ELSE '' END;
-    past := CASE WHEN leg = 1 OR turn = '' THEN repeat(chr(1114111), 129) ELSE turn || chr(1) END;
+    past := CASE WHEN leg = 2 AND turn <> '' THEN turn || chr(1) END;
     LOOP
       stone := stones -> n ->> 0;
       WHILE stone <= at_org LOOP
         n := n + 1;
         stone := stones -> n ->> 0;
       END LOOP;
-      SELECT j.org INTO lane.org FROM tenure.jobs j
-       WHERE j.status = 'queued' AND j.waits = 0 AND j.crashes = 0 AND j.losses < 3
-         AND (j.ready_at <= j.created_at OR j.promoted)
-         AND j.queue = in_queue AND j.priority = tier AND j.org > at_org
-         AND j.org < least(stone, past)
-       ORDER BY j.org LIMIT 1;
+      IF coalesce(stone, past) IS NULL THEN  -- no text is the last one in every encoding
+        SELECT j.org INTO lane.org FROM tenure.jobs j
+         WHERE j.status = 'queued' AND j.waits = 0 AND j.crashes = 0 AND j.losses < 3
+           AND (j.ready_at <= j.created_at OR j.promoted)
+           AND j.queue = in_queue AND j.priority = tier AND j.org > at_org
+         ORDER BY j.org LIMIT 1;
+      ELSE
+        SELECT j.org INTO lane.org FROM tenure.jobs j
+         WHERE j.status = 'queued' AND j.waits = 0 AND j.crashes = 0 AND j.losses < 3
+           AND (j.ready_at <= j.created_at OR j.promoted)
+           AND j.queue = in_queue AND j.priority = tier AND j.org > at_org
+           AND j.org < least(stone, past)
+         ORDER BY j.org LIMIT 1;
+      END IF;
       IF FOUND THEN  -- one that is not remembered
         lane.since_ready := -1;
         lane.since_id := none;
         lane.mixed := false;
-      ELSIF stone < past THEN
+      ELSIF stone < coalesce(past, stone || chr(1)) THEN
         lane.org := stone;
         lane.mixed := (stones -> n -> 3) IS NOT NULL;
         lane.since_ready := least((stones -> n ->> 1)::bigint,
