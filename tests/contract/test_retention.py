@@ -19,6 +19,7 @@ from .builders import (
     LATE,
     MINUTE,
     OPERATOR,
+    SECOND,
     Clock,
     all_events,
     claim,
@@ -141,6 +142,31 @@ def test_one_pass_is_bounded_and_the_next_goes_on(
     prune_all(store, keep)
 
     assert totals(store) == {}
+
+
+@pytest.mark.parametrize("outcome", [Completed(), Dead(FAILURE)], ids=["completed", "dead"])
+def test_what_somebody_waits_for_hides_nothing_behind_it(
+    store: Store, clock: Clock, outcome: Outcome
+) -> None:
+    """More of them than a pass removes: each saw the same ones again, and kept them."""
+    no = worker(store)
+
+    def run(ids: list[str]) -> None:
+        store.finish(no, [end(job, outcome) for job in claim(store, no) if job.id in ids])
+        clock.advance(SECOND)
+
+    needed = put_many(store, 3)
+    last = put(
+        store, queue="later", after=(*needed, put(store, queue="later")), after_failed="wait"
+    )
+    run(needed)
+    free = put_many(store, 2)
+    run(free)
+    clock.advance(90 * DAY)
+
+    prune_all(store, KEEP._replace(batch=2))
+
+    assert [store.get(id) is None for id in (*needed, last, *free)] == [False] * 4 + [True] * 2
 
 
 def test_events_have_their_own_age(store: Store, clock: Clock) -> None:

@@ -140,7 +140,7 @@ EXCEPTION WHEN lock_not_available THEN
 END $$;
 
 -- Finished jobs row by row, by task and age (walks history_age), or all but the last `keep_last`. A result
--- stays while a job that ran after it may still read it.
+-- stays while a job that ran after it may still read it, and is passed over: it must not hide the rest.
 CREATE FUNCTION tenure.prune_history(in_type text, before bigint, keep_last integer, most integer)
 RETURNS bigint LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -152,11 +152,15 @@ DECLARE
 BEGIN
   IF keep_last IS NULL THEN
     old := ARRAY(SELECT h.id FROM tenure.history h WHERE h.type = in_type AND h.completed_at < past
+                    AND NOT EXISTS (SELECT 1 FROM tenure.edges d JOIN tenure.jobs j ON j.id = d.job
+                                     WHERE d.needs = h.id)
                   ORDER BY h.completed_at LIMIT most);
   ELSE
-    old := ARRAY(SELECT h.id FROM tenure.history h WHERE h.type = in_type
-                    AND (past IS NULL OR h.completed_at < past)
-                  ORDER BY h.completed_at DESC LIMIT most OFFSET keep_last);
+    old := ARRAY(SELECT h.id FROM (SELECT h.id FROM tenure.history h WHERE h.type = in_type
+                                      AND (past IS NULL OR h.completed_at < past)
+                                    ORDER BY h.completed_at DESC OFFSET keep_last) h
+                  WHERE NOT EXISTS (SELECT 1 FROM tenure.edges d JOIN tenure.jobs j ON j.id = d.job
+                                     WHERE d.needs = h.id) LIMIT most);
   END IF;
   DELETE FROM tenure.history h
    WHERE h.id = ANY (old)
@@ -184,6 +188,9 @@ BEGIN
         SELECT j.id FROM tenure.jobs j
          WHERE j.completed_at IS NOT NULL AND j.queue = at.queue AND j.type = at.type
            AND j.death = at.death AND (keep_last IS NOT NULL OR j.completed_at < before)
+           AND (keep_last IS NOT NULL OR NOT EXISTS (
+                 SELECT 1 FROM tenure.edges d JOIN tenure.jobs w ON w.id = d.job
+                  WHERE d.needs = j.id))
          ORDER BY CASE WHEN keep_last IS NOT NULL THEN -j.completed_at ELSE j.completed_at END
          LIMIT most + coalesce(keep_last, 0));
     END IF;
