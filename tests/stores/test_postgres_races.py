@@ -80,6 +80,23 @@ def test_a_taken_key_in_an_open_transaction_holds_up_nobody(
     assert time.monotonic() - began < 1
 
 
+def test_an_expired_key_that_goes_while_a_caller_takes_it_over_is_theirs(
+    store: PostgresStore, other: psycopg.Connection[Any], aside: ThreadPoolExecutor
+) -> None:
+    """Retention removes it between the look that finds it and the write that would have it."""
+    ended_job(store, worker(store), Completed(), key="k", key_ttl_ms=0)
+    other.execute("SELECT 1 FROM tenure.keys FOR UPDATE")
+    with psycopg.connect(store.database.url) as caller:
+        taking = aside.submit(store.enqueue_on, caller, [new(key="k")])
+        until_it_waits(other, "enqueue_jobs")
+        other.execute("DELETE FROM tenure.keys")
+        other.commit()
+        (first,) = taking.result(10)
+
+    assert first.duplicate is False
+    assert store.enqueue([new(key="k")]) == [(first.id, True, "queued")]
+
+
 def test_a_key_that_is_taken_was_seen(store: PostgresStore) -> None:
     seen = "SELECT first_seen_at, last_seen_at FROM tenure.keys"
     store.enqueue([new(key="k")], now_ms=1000)
