@@ -59,7 +59,7 @@ def test_a_worker_that_renews_no_more_while_we_do(store: SqliteStore, clock: Han
 def test_after_a_stall_of_our_own_the_observation_starts_again(
     store: SqliteStore, clock: Hands
 ) -> None:
-    """A lock that nobody could write past, a stopped machine: they will renew, a moment after us."""
+    """A lock that nobody could write past, a stopped machine: they renew a moment after us."""
     settings = Settings(lease_seconds=LEASE, lease_renew_seconds=RENEW)
     ours, theirs = Janitor(store, settings), worker(store, lease_ms=int(LEASE * 1000))
     own = worker(store)
