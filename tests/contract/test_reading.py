@@ -181,6 +181,7 @@ def zoo(store: Store) -> dict[str, str]:
         (Filter(org="acme"), "done failed queued"),
         (Filter(key="k1"), "done running"),
         (Filter(key="k1", org="acme"), "done"),
+        (Filter(key="k1", ids=()), ""),
         (Filter(type="b", queue="two", org="globex"), "cancelled"),
         (Filter(status="queued", type="a"), ""),
         (Filter(org="nobody"), ""),

@@ -216,6 +216,24 @@ def test_a_locked_job_holds_up_no_outcome_but_its_own(
     store.close()
 
 
+def test_progress_that_could_not_be_written_is_written_next(
+    make_database: Callable[..., str],
+) -> None:
+    store = PostgresStore(make_database(migrated=True), notify=False, timeout=1.0)
+    no = worker(store)
+    job = started_job(store, no)
+    finisher = Finisher(store)
+    finisher.add([], [(job.id, job.lease_no, '{"percent":99}')])
+    with psycopg.connect(store.database.url) as other:
+        other.execute("LOCK TABLE tenure.jobs")
+        with pytest.raises(StoreBusy):
+            finisher.flush(no)
+        other.rollback()
+    finisher.flush(no)
+    assert get(store, job.id).progress == {"percent": 99}
+    store.close()
+
+
 @pytest.mark.parametrize("how", ["cancel", "discard"])
 def test_a_need_withdrawn_while_somebody_enqueues_after_it_strands_nobody(
     store: PostgresStore, aside: ThreadPoolExecutor, how: str

@@ -73,6 +73,8 @@ class Finisher:
             self._failures += 1
             with self._lock:  # first again: of two words about a run the first counts
                 self._ended = ended + self._ended
+                if self._failures < ALONE_AFTER:  # it must not hold up outcomes for ever
+                    self._progress = progress | self._progress
             raise
         finally:
             self._writing, self._flying = False, []

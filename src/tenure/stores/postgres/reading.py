@@ -41,7 +41,9 @@ class Reading(PostgresBase):
         if where.key is not None:
             asked = {"key": where.key, "org": where.org, "walk": WALK}
             owners = {id for (id,) in self._rows("key_owners", asked)}
-            where = where._replace(ids=tuple(owners & set(where.ids) if where.ids else owners))
+            where = where._replace(
+                ids=tuple(owners & set(where.ids) if where.ids is not None else owners)
+            )
         if where.ids is not None:
             given["ids"] = to_uuids(where.ids)
             parts = [self._among(table, where, given, limit) for table in ("hot", "finished")]

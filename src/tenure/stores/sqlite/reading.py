@@ -67,7 +67,9 @@ class Reading(Retention):
         with self._reading() as db:
             if where.key is not None:
                 owners = {row[0] for row in db.execute(self._sql["key_owners"], given)}
-                where = where._replace(ids=tuple(owners & set(where.ids) if where.ids else owners))
+                where = where._replace(
+                    ids=tuple(owners & set(where.ids) if where.ids is not None else owners)
+                )
             if where.ids is not None:
                 given["ids"] = to_json(where.ids)
                 parts = [self._among(db, table, where, given) for table in ("hot", "finished")]
