@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from tenure.stores.postgres.database import to_uuid_text, to_uuids
 from tenure.stores.postgres.pool import NoneFree
 from tenure.stores.rows import refuse_circles, refuse_twins, shared_parameters
 
+AGAIN_SECONDS = 1.0  # for a second try, where the first has taken all the time there was
 UNSURE = 10_000  # ids that are remembered: some of a batch are enough to know it
 
 
@@ -48,6 +50,7 @@ class Enqueueing(PostgresBase):
         plain = not retry and all(
             job.key is None and not job.after and job.terms is first for job in jobs
         )
+        deadline = time.monotonic() + self.database.timeout
         if plain:
             self._know_queues(jobs)
         try:
@@ -62,7 +65,8 @@ class Enqueueing(PostgresBase):
                 error.unknown = retry
                 raise
             # The reply was lost; or it was a value, an id that is stored already: say which.
-            receipts = self._enqueue_again(jobs, retry or error.unknown, now_ms)
+            left = max(AGAIN_SECONDS, deadline - time.monotonic())
+            receipts = self._enqueue_again(jobs, retry or error.unknown, now_ms, left)
         else:
             if plain and len(jobs) == 1:
                 return receipts  # it was hinted with the call, or soon will be
@@ -73,10 +77,10 @@ class Enqueueing(PostgresBase):
         return receipts
 
     def _enqueue_again(
-        self, jobs: Sequence[NewJob], again: bool, now_ms: int | None
+        self, jobs: Sequence[NewJob], again: bool, now_ms: int | None, seconds: float
     ) -> list[Receipt]:
         try:
-            return self._enqueue_any(jobs, again, now_ms)
+            return self._enqueue_any(jobs, again, now_ms, seconds)
         except StoreError as error:
             error.unknown = error.unknown or again
             if error.unknown:
@@ -173,10 +177,10 @@ class Enqueueing(PostgresBase):
         return [Receipt(job.id, False, "queued") for job in jobs]
 
     def _enqueue_any(
-        self, jobs: Sequence[NewJob], again: bool, now_ms: int | None
+        self, jobs: Sequence[NewJob], again: bool, now_ms: int | None, seconds: float | None = None
     ) -> list[Receipt]:
         parameters = self._parameters(jobs, again, now_ms)
-        rows = self._rows("enqueue_jobs", parameters, repeatable=again)
+        rows = self._rows("enqueue_jobs", parameters, repeatable=again, timeout=seconds)
         return receipts_from(rows)
 
     def _parameters(
