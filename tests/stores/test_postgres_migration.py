@@ -13,6 +13,7 @@ import pytest
 
 from contract.builders import claim, end, totals, worker
 from tenure.outcome import Completed
+from tenure.store import Filter
 from tenure.stores.postgres import PostgresStore, schema
 from tenure.stores.postgres.explaining import STALE
 
@@ -103,6 +104,29 @@ def test_a_migration_beside_a_long_transaction_holds_nobody_up(
         done += len(jobs)
     assert done == rows + 1 + old.stored
     assert totals(store) == {"completed": min(done, 10_000)}
+
+
+def test_dead_letters_are_sorted_while_everybody_works(store: PostgresStore) -> None:
+    """What they died of is worked out before the tables are locked: 100,000 of them held every
+    enqueue up for ten seconds."""
+    url = store.database.url
+    with psycopg.connect(url, autocommit=True) as owner, ThreadPoolExecutor(2) as pool:
+        many = f"(SELECT jsonb_agg(%s::jsonb -> 0) FROM generate_series(1, {MANY}))"
+        owner.execute(f"SELECT count(*) FROM tenure.enqueue({many})", [ROW])
+        owner.execute("UPDATE tenure.jobs SET status = 'failed', completed_at = updated_at")
+        with psycopg.connect(url) as reader:  # the migration itself cannot begin
+            reader.execute("SELECT count(*) FROM tenure.history")
+            migrating = pool.submit(store.migrate)
+            deadline = time.monotonic() + 60
+            sorted_out = "SELECT to_jsonb(j) ->> 'death' <> '' FROM tenure.jobs j LIMIT 1"
+            while owner.execute(sorted_out).fetchone() != (True,):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert schema.version(store.database) == 1
+        assert migrating.result(90) == ["0002_promises"]
+
+    (group,) = store.dead_groups(Filter())
+    assert (group.jobs, group.capped) == (10_000, True)
 
 
 def test_a_migration_that_was_cut_off_goes_on(store: PostgresStore) -> None:

@@ -9,6 +9,10 @@ ALTER TABLE tenure.jobs
   ADD COLUMN IF NOT EXISTS death text COLLATE "C" NOT NULL DEFAULT '',
   ADD COLUMN IF NOT EXISTS traceback text;
 
+UPDATE tenure.jobs SET death = left(encode(sha256(convert_to(concat_ws(
+         '|', type, status, coalesce(error_code, ''), coalesce(error_place, '')), 'UTF8')), 'hex'), 16)
+ WHERE completed_at IS NOT NULL AND death = '';
+
 CREATE INDEX CONCURRENTLY IF NOT EXISTS jobs_claim_new ON tenure.jobs (queue, priority, org, ready_at, id)
   WHERE status = 'queued' AND waits = 0 AND crashes = 0 AND losses < 3
     AND (ready_at <= created_at OR promoted);

@@ -29,7 +29,7 @@ CREATE INDEX IF NOT EXISTS jobs_death ON tenure.jobs (queue, type, death, comple
 
 UPDATE tenure.jobs SET death = left(encode(sha256(convert_to(concat_ws(
          '|', type, status, coalesce(error_code, ''), coalesce(error_place, '')), 'UTF8')), 'hex'), 16)
- WHERE completed_at IS NOT NULL;
+ WHERE completed_at IS NOT NULL AND death = '';
 
 ALTER TABLE tenure.history
   ADD COLUMN losses integer NOT NULL DEFAULT 0,
