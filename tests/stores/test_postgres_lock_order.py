@@ -106,6 +106,27 @@ def test_finish_of_keyed_jobs_beside_enqueues_of_the_same_keys(ring: Ring) -> No
     ring.assert_no_deadlock()
 
 
+def test_finish_with_keyed_follow_ups_beside_those_who_wait_for_it(ring: Ring) -> None:
+    """Those who wait have the keys of the follow-ups, or keys before theirs and end with it."""
+    store, no = ring.store, worker(ring.store)
+    for number in range(ROUNDS):
+        early, late = ([f"{number}:{side}{place}" for place in range(KEYS)] for side in "az")
+        store.enqueue([new(), new()])
+        first, second = claim(store, no)
+        waiting = [new(key=key, after=(first.id,), after_failed="wait") for key in late]
+        doomed = [new(key=key, after=(second.id,), after_failed="cancel") for key in early]
+        store.enqueue([*waiting, *doomed])
+        children = tuple(new(key=key, delay_ms=10**9) for key in late)
+        ends = [end(first, Completed(children=children)), end(second, Failed(FAILURE))]
+        ring.round(
+            lambda ends=ends: store.finish(no, ends),
+            lambda waiting=waiting: cancel(store, [job.id for job in waiting]),
+            lambda keys=early + late: store.enqueue([new(key=key, delay_ms=10**9) for key in keys]),
+        )
+        cancel(store, [job.id for job in waiting])
+    ring.assert_no_deadlock()
+
+
 def test_cancel_of_a_parent_beside_cancels_of_its_children(ring: Ring) -> None:
     store = ring.store
     for _ in range(ROUNDS):

@@ -151,14 +151,17 @@ BEGIN
   EXCEPT SELECT r.id, r.lease_no FROM unnest(runs) r;
 END $$;
 
--- Keys of follow-ups and of the runs that end, in the one order in which keys are locked: whoever
--- holds one of them does not wait for one before it.
+-- Whoever waits for these runs, then keys of follow-ups, of the runs that end and of those that may end
+-- with them, in the one order in which rows are locked: whoever holds one of them does not wait for one
+-- before it.
 CREATE FUNCTION tenure.hold_keys(children json, runs tenure.ended[], moment bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
+  waiting CONSTANT uuid[] := tenure.followers(ARRAY(SELECT r.id FROM unnest(runs) r));
   held record;
 BEGIN
+  PERFORM 1 FROM tenure.jobs j WHERE j.id = ANY (waiting) ORDER BY j.id FOR UPDATE;
   FOR held IN
     SELECT k.org COLLATE "C" AS org, k.key COLLATE "C" AS key, min(k.job) AS job, max(k.ttl) AS ttl
       FROM (SELECT coalesce(j.org, 'default') AS org, j.key, j.id::text AS job,
@@ -169,7 +172,10 @@ BEGIN
              WHERE j.key IS NOT NULL
             UNION ALL
             SELECT r.org, r.key, NULL, NULL FROM unnest(runs) r
-             WHERE r.key IS NOT NULL AND r.status <> 'queued') k
+             WHERE r.key IS NOT NULL AND r.status <> 'queued'
+            UNION ALL
+            SELECT j.org, j.key, NULL, NULL FROM tenure.jobs j
+             WHERE j.id = ANY (waiting) AND j.key IS NOT NULL) k
      GROUP BY 1, 2 ORDER BY 1, 2
   LOOP
     IF held.job IS NULL THEN
