@@ -97,6 +97,20 @@ def test_an_expired_key_that_goes_while_a_caller_takes_it_over_is_theirs(
     assert store.enqueue([new(key="k")]) == [(first.id, True, "queued")]
 
 
+def test_a_caller_takes_keys_in_one_order_new_ones_and_expired_ones(
+    store: PostgresStore, other: psycopg.Connection[Any], aside: ThreadPoolExecutor
+) -> None:
+    """Whoever waits for a key holds none after it."""
+    ended_job(store, worker(store), Completed(), key="a", key_ttl_ms=0)
+    other.execute("SELECT 1 FROM tenure.keys FOR UPDATE")
+    with psycopg.connect(store.database.url) as caller:
+        taking = aside.submit(store.enqueue_on, caller, [new(key="b"), new(key="a")])
+        until_it_waits(other, "enqueue_jobs")
+        a, b = store.enqueue_on(other, [new(key="a"), new(key="b")])
+        other.commit()
+        assert taking.result(10) == [(b.id, True, "queued"), (a.id, True, "queued")]
+
+
 def test_a_key_that_is_taken_was_seen(store: PostgresStore) -> None:
     seen = "SELECT first_seen_at, last_seen_at FROM tenure.keys"
     store.enqueue([new(key="k")], now_ms=1000)

@@ -18,7 +18,7 @@ BEGIN
          'refuse_circles', 'refuse_field', 'refuse_fields', 'refuse_jobs', 'release', 'replay',
          'rescue', 'rescue_jobs', 'retire', 'roll_up', 'round_up', 'save_step', 'settle',
          'settle_dependants', 'sign_off', 'stay', 'still_wanted', 'store_jobs', 'store_step',
-         'survey', 'take_keys', 'take_over', 'take_turn', 'walk', 'walk_later', 'withdraw')
+         'survey', 'take_key', 'take_keys', 'take_turn', 'walk', 'walk_later', 'withdraw')
   LOOP
     EXECUTE format('DROP ROUTINE %s', old.routine);
   END LOOP;

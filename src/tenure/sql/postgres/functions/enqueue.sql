@@ -185,7 +185,6 @@ DECLARE
         FROM (SELECT b AS job, b.org COLLATE "C" AS org, b.key COLLATE "C" AS key, b.place
                 FROM unnest(batch) b WHERE b.key IS NOT NULL AND b.id <> ALL (stored)) o
        ORDER BY o.org, o.key, o.place) x);
-  held integer;
 BEGIN
   IF alone THEN
     INSERT INTO tenure.keys AS k (org, key, job_id, first_seen_at, last_seen_at, ttl_ms)
@@ -200,20 +199,7 @@ BEGIN
       expires_at    = CASE WHEN k.expires_at <= moment THEN NULL ELSE k.expires_at END,
       last_seen_at  = moment;
   ELSE
-    FOR attempt IN 1 .. 100 LOOP
-      INSERT INTO tenure.keys (org, key, job_id, first_seen_at, last_seen_at, ttl_ms)
-      SELECT f.org, f.key, f.id, moment, moment, f.key_ttl_ms FROM unnest(firsts) f
-      ON CONFLICT (org, key) DO NOTHING;
-      PERFORM tenure.take_over(firsts, moment);
-      SELECT count(*) INTO held
-        FROM unnest(firsts) f CROSS JOIN LATERAL (
-             SELECT 1 FROM tenure.keys k WHERE k.org = f.org AND k.key = f.key
-              LIMIT 1 FOR KEY SHARE) k;
-      EXIT WHEN held = cardinality(firsts);
-    END LOOP;
-    IF held < cardinality(firsts) THEN
-      RAISE serialization_failure USING MESSAGE = 'the keys of these jobs are being removed';
-    END IF;
+    PERFORM tenure.take_key(f, moment) FROM unnest(firsts) f;
   END IF;
   RETURN ARRAY(
     SELECT ROW(b.place, b.id, b.type, b.payload, b.queue, b.priority, b.org, b.delay_ms, b.at_ms,
@@ -225,23 +211,31 @@ BEGIN
      ORDER BY b.place);
 END $$;
 
--- Expired keys of a caller's batch change hands: nobody waits for their owners, which are done.
-CREATE FUNCTION tenure.take_over(firsts tenure.new_job[], moment bigint) RETURNS void
-LANGUAGE plpgsql AS $$
+-- One key of a caller's batch, before the next: inserted, taken over where it has expired (nobody waits
+-- for its owner, which is done; it may be held in our own name, see tenure.hold_keys), else kept.
+CREATE FUNCTION tenure.take_key(mine tenure.new_job, moment bigint) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE
-  mine tenure.new_job;
 BEGIN
-  FOR mine IN
-    SELECT f.* FROM unnest(firsts) f WHERE EXISTS (
-      SELECT 1 FROM tenure.keys k
-       WHERE k.org = f.org AND k.key = f.key AND k.expires_at <= moment)
-  LOOP
+  FOR attempt IN 1 .. 100 LOOP
+    INSERT INTO tenure.keys (org, key, job_id, first_seen_at, last_seen_at, ttl_ms)
+    VALUES (mine.org, mine.key, mine.id, moment, moment, mine.key_ttl_ms)
+    ON CONFLICT (org, key) DO NOTHING;
+    IF FOUND THEN
+      RETURN;
+    END IF;
     UPDATE tenure.keys k
        SET job_id = mine.id, first_seen_at = moment, last_seen_at = moment, status = NULL,
            result_ref = NULL, error_ref = NULL, ttl_ms = mine.key_ttl_ms, expires_at = NULL
      WHERE k.org = mine.org AND k.key = mine.key AND k.expires_at <= moment;
+    IF FOUND THEN
+      RETURN;
+    END IF;
+    PERFORM 1 FROM tenure.keys k WHERE k.org = mine.org AND k.key = mine.key FOR KEY SHARE;
+    IF FOUND THEN
+      RETURN;
+    END IF;
   END LOOP;
+  RAISE serialization_failure USING MESSAGE = 'the keys of these jobs are being removed';
 END $$;
 
 -- What jobs of a batch are to run after; the owner of a key stands for the job not stored because
