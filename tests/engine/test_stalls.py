@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
+import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from contract.builders import started_job, worker, worker_row
+from contract.builders import claim, get, put_many, started_job, worker, worker_row
 from tenure.config import Settings
-from tenure.engine import janitor
+from tenure.engine import host, janitor
+from tenure.engine.board import boards_of, make_board
 from tenure.engine.janitor import Janitor
+from tenure.ids import new_id
 from tenure.stores.sqlite import SqliteStore
 
 LEASE, RENEW = 3.0, 1.0
@@ -72,3 +77,23 @@ def test_after_a_stall_of_our_own_the_observation_starts_again(
 
     assert ours.look(own) == 0
     assert worker_row(store, theirs).dead_at is None
+
+
+def test_what_the_boards_of_a_dead_worker_say_is_charged(store: SqliteStore) -> None:
+    """And they go with it."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    here = {"host": socket.gethostname(), "boot": host.boot(), "pid": ended.pid}
+    dead = worker(store, id=f"here:{ended.pid}:{new_id()}", **here)
+    put_many(store, 2)
+    first, second = claim(store, dead)
+    board = make_board(dead.id, 1, 2)
+    board.assign(0, first.id)
+    board.assign(1, second.id)
+    board.start(1, 1.0)
+    fcntl.flock(board._handle, fcntl.LOCK_UN)  # as its owner's death does
+
+    assert Janitor(store, Settings()).look(worker(store)) == 2
+
+    assert (get(store, first.id).losses, get(store, second.id).losses) == (0, 1)
+    assert boards_of(dead.id) == []
