@@ -111,6 +111,27 @@ def test_a_caller_takes_keys_in_one_order_new_ones_and_expired_ones(
         assert taking.result(10) == [(b.id, True, "queued"), (a.id, True, "queued")]
 
 
+def test_a_repeated_call_does_not_bring_back_what_has_finished_meanwhile(
+    store: PostgresStore, other: psycopg.Connection[Any], aside: ThreadPoolExecutor
+) -> None:
+    """It has looked, found nothing, and is held up; then the first try commits, its job ends."""
+    no = worker(store)
+    ended_job(store, no, Completed(), key="k", key_ttl_ms=0)
+    other.execute("SELECT 1 FROM tenure.keys FOR UPDATE")
+    job = new()
+    again = "SELECT * FROM tenure.enqueue_jobs(%(jobs)s::json, true, 'all', NULL, true)"
+    jobs = f'[{{"id": "{to_uuid_text(job.id)}", "type": "t", "key": "k"}}]'
+    repeating: Future[Any] = aside.submit(store.database.run, again, {"jobs": jobs})
+    until_it_waits(other, "enqueue_jobs")
+    store.enqueue([job])
+    finish(store, no, claim_one(store, no), Completed())
+    other.rollback()
+    repeating.result(10)
+
+    assert get(store, job.id).status == "completed"
+    assert store.claim(no, [("default", 10)]).jobs == []
+
+
 def test_a_key_that_is_taken_was_seen(store: PostgresStore) -> None:
     seen = "SELECT first_seen_at, last_seen_at FROM tenure.keys"
     store.enqueue([new(key="k")], now_ms=1000)
