@@ -36,8 +36,8 @@ class Trail:
             for seq, (job, kind) in enumerate(events, start=1)
         ]
 
-    def events(self, *, after: int, limit: int) -> list[SimpleNamespace]:
-        return self._events[after : after + limit]
+    def events(self, *, after: int, limit: int) -> SimpleNamespace:
+        return SimpleNamespace(events=self._events[after : after + limit])
 
 
 def job(
