@@ -343,7 +343,9 @@ def test_errors_say_what_to_do_and_show_no_values(db: Database) -> None:
         with pytest.raises(kind, match=r"^for the user$"):
             db.run(f"DO $$ BEGIN RAISE 'for the user' USING ERRCODE = '{code}'; END $$")
     db.run("CREATE ROLE nobody_here_" + db.place.rpartition("/")[2])
-    with pytest.raises(errors.StoreUnavailable, match=r"permission denied for table t.*GRANT"):
+    with pytest.raises(
+        errors.StoreUnavailable, match=r"permission denied for table t.*--grant ROLE"
+    ):
         db.run(
             "DO $$ BEGIN SET LOCAL ROLE nobody_here_"
             + db.place.rpartition("/")[2]
@@ -643,7 +645,7 @@ print(len(schema.migrate(db)))
         process.stdin.flush()
     applied = [int(process.communicate(timeout=60)[0]) for process in started]
 
-    assert sorted(applied) == [0, 0, 0, schema.SCHEMA_VERSION]
+    assert sum(applied) == schema.SCHEMA_VERSION  # each migration is its own transaction
     assert db.run("SELECT count(*) FROM tenure.migrations") == [(schema.SCHEMA_VERSION,)]
 
 

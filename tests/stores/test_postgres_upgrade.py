@@ -137,6 +137,20 @@ def test_each_rescues_the_other(store: PostgresStore, old: psycopg.Connection[An
     assert get(store, id).status == "queued"
 
 
+def test_it_gets_no_more_than_it_asks_for_where_suspects_wait(
+    store: PostgresStore, old: psycopg.Connection[Any]
+) -> None:
+    ((no,),) = run(old, "register", **WORKER)
+    for _ in range(10):
+        put(store)
+    old.execute(
+        "UPDATE tenure.jobs SET crashes = 1 WHERE id IN (SELECT id FROM tenure.jobs LIMIT 5)"
+    )
+    assert len(claim(old, no, mosts=[4], total=5)) == 4
+    assert len(claim(old, no, mosts=[9], total=3)) == 3
+    assert len(claim(old, no)) == 3
+
+
 def test_it_does_not_take_what_waits_for_its_time(
     store: PostgresStore, old: psycopg.Connection[Any]
 ) -> None:

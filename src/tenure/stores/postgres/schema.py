@@ -221,7 +221,9 @@ def _read_on(connection: psycopg.Connection[Any], schema: str) -> tuple[int, int
     if row is None or row[0] is None:
         return 0, 0
     row = connection.execute(
-        f"SELECT coalesce(max(version), 0), coalesce(max(compatible_from), 0) FROM {table}"  # noqa: S608
+        # As JSON: tables of version 1 know no packs.
+        f"SELECT coalesce(max(version), 0), coalesce(max(compatible_from), 0) FROM {table} m"  # noqa: S608
+        " WHERE coalesce(to_json(m) ->> 'pack', 'tenure') = 'tenure'"
     ).fetchone()
     return (row[0], row[1]) if row else (0, 0)
 

@@ -357,7 +357,7 @@ DECLARE
   kind CONSTANT text := jsonb_typeof(value);
   word CONSTANT text := value #>> '{}';
   longest CONSTANT integer := CASE field WHEN 'key' THEN 512 ELSE 128 END;
-  uuid CONSTANT text := '^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$';
+  uuid CONSTANT text := '^(?!(f+-?)+$)[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}$';  -- not the last of all
   low bigint;
   high bigint;
 BEGIN
@@ -389,10 +389,10 @@ BEGIN
   ELSIF field = 'after' THEN
     RETURN CASE WHEN kind <> 'array' OR EXISTS (
                        SELECT 1 FROM jsonb_array_elements(value) a
-                        WHERE jsonb_typeof(a) <> 'string' OR a #>> '{}' !~ uuid)
+                        WHERE jsonb_typeof(a) <> 'string' OR a #>> '{}' !~* uuid)
                 THEN 'after must be an array of job ids (uuid)' END;
   ELSIF field IN ('id', 'parent') THEN
-    RETURN CASE WHEN kind <> 'string' OR word !~ uuid
+    RETURN CASE WHEN kind <> 'string' OR word !~* uuid
                 THEN format('%s must be a job''s id (uuid)', field) END;
   END IF;
   SELECT b.low, b.high INTO low, high
@@ -403,7 +403,7 @@ BEGIN
   RETURN CASE
     WHEN low IS NULL THEN format('there is no field %s', field)
     WHEN kind <> 'number' THEN format('%s must be a number', field)
-    WHEN word::numeric NOT BETWEEN low AND high OR word::numeric % 1 <> 0
+    WHEN word !~ '^-?[0-9]+$' OR word::numeric NOT BETWEEN low AND high
       THEN format('%s must be a whole number from %s to %s', field, low, high) END;
 END $$;
 

@@ -8,14 +8,24 @@ RETURNS TABLE (id uuid, lease_no integer, type text, payload json, attempts inte
   category text, org text, project text, actor_type text, actor_id text, request_id text,
   correlation_id text, traceparent text, key text, parent uuid, scheduled_at bigint,
   created_at bigint, ready_at bigint) LANGUAGE sql AS $$
+  WITH healthy AS MATERIALIZED (
+    SELECT c.* FROM tenure.workers w CROSS JOIN LATERAL tenure.claim_jobs(by_worker, w.id, queues,
+             mosts, total, '{}', types, false, audit, now_ms) c WHERE w.no = by_worker),
+  room AS MATERIALIZED (  -- what those have left
+    SELECT array_agg(r.queue) AS queues, array_agg(r.most) AS mosts, total - sum(r.taken)::integer AS total
+      FROM (SELECT a.queue, a.most - count(h.id)::integer AS most, count(h.id) AS taken
+              FROM unnest(queues, mosts) a(queue, most)
+              LEFT JOIN healthy h ON h.queue = a.queue AND h.lease_no > 0
+             GROUP BY a.queue, a.most) r),
+  suspects AS MATERIALIZED (
+    SELECT c.* FROM room r JOIN tenure.workers w ON w.no = by_worker CROSS JOIN LATERAL
+           tenure.claim_jobs(by_worker, w.id, r.queues, r.mosts, r.total, '{}', types, true, audit,
+             now_ms) c WHERE r.total > 0 AND c.lease_no > 0)
   SELECT c.id, c.lease_no, CASE WHEN c.lease_no > 0 THEN c.type ELSE c.payload ->> 0 END, c.payload,
          c.attempts, c.max_attempts, c.crashes, c.timeout_ms, c.queue, c.priority, c.category, c.org,
          c.project, c.actor_type, c.actor_id, c.request_id, c.correlation_id, c.traceparent, c.key,
          c.parent, c.scheduled_at, c.created_at, c.ready_at
-    FROM tenure.workers w CROSS JOIN (VALUES (false), (true)) s(suspects)
-         CROSS JOIN LATERAL tenure.claim_jobs(by_worker, w.id, queues, mosts, total, '{}', types,
-           s.suspects, audit, now_ms) c
-   WHERE w.no = by_worker AND NOT (s.suspects AND c.lease_no < 0)
+    FROM (SELECT * FROM healthy UNION ALL SELECT * FROM suspects) c
 $$;
 
 CREATE FUNCTION tenure.finish_completed(by_worker integer, ids uuid[], lease_nos integer[],
