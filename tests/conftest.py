@@ -69,6 +69,7 @@ def pytest_sessionstart() -> None:
     """A shell that starts us in the background has SIGINT ignored, and so would all we start:
     tests that interrupt a command would wait for ever."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_sessionfinish() -> None:

@@ -35,6 +35,8 @@ def killed_until(shop: Workshop, total: int, kills: int, **how: Any) -> dict[str
         print(shop.autopsy())
         raise
     for worker in shop.workers:
+        # One that was started a moment ago does not listen to signals yet.
+        eventually(lambda one=worker: not one.alive or shop.row_of(one), within=30, what="a worker")
         if worker.alive:
             worker.stop()
     print(f"{total} jobs, killed {killed(counts)}, {time.monotonic() - began:.1f} s")

@@ -77,7 +77,7 @@ def crowd(uid: int, folder: Path) -> Iterator[None]:
             pass
         print("full", flush=True)
         while not over.wait(0.002):
-            while more():
+            while not over.is_set() and more():
                 pass
     """)
     taker = subprocess.Popen(

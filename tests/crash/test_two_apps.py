@@ -161,5 +161,5 @@ def test_a_worker_beside_jobs_it_does_not_know(workshop: Callable[..., Workshop]
     apps.close()
     print(f"\nbeside 20,000 foreign jobs: {share:.1%} of a processor, p95 {slowest:.0f} ms")
     assert untouched
-    assert share <= 0.25  # 0.04 without them
+    assert share <= 0.6  # 0.2 without them, in its first seconds
     assert slowest <= SOON
