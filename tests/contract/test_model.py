@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -796,5 +796,7 @@ def test_the_store_does_what_the_model_does(
             deadline=None,
             suppress_health_check=list(HealthCheck),
             database=None,
+            # Not `explain`: it traces every line, the driver's too, and takes ten times as long.
+            phases=[Phase.explicit, Phase.generate, Phase.shrink],
         ),
     )
