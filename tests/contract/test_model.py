@@ -791,7 +791,7 @@ def test_the_store_does_what_the_model_does(
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=examples if kind == "sqlite" else examples // 2,
+            max_examples=examples,
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=list(HealthCheck),

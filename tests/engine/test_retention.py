@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 
 import psycopg
 
@@ -24,6 +23,10 @@ tenure.engine.retention.PASS_EVERY = {EVERY}
 tenure.engine.retention.ASKED_AGAIN = 20
 """
 DAY_MS = 86_400_000
+WAITS = """
+SELECT coalesce(extract(epoch FROM max(clock_timestamp() - waitstart)), 0)::float8
+  FROM pg_locks WHERE pid = %s AND NOT granted
+"""
 PASSES = "SELECT at, note FROM tenure_upkeep WHERE name = 'retention' AND note <> '{}'"
 
 
@@ -59,11 +62,6 @@ def test_a_pass_that_fails_takes_nobody_with_it(workshop: Callable[..., Workshop
     assert worker.stop()["completed"] == 1
 
 
-def waited(pid: int) -> float:
-    """Seconds that a thread was ready to run and the kernel had no processor for it."""
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
-
-
 @only("postgres", "a day is a table there, and goes under a lock")
 def test_an_open_transaction_beside_days_that_are_over(
     workshop: Callable[..., Workshop],
@@ -81,33 +79,40 @@ def test_an_open_transaction_beside_days_that_are_over(
         theirs.execute("SELECT (SELECT count(*) FROM tenure.history), count(*) FROM tenure.events")
         workers = [shop.worker(program=SHORT + BROKEN_STORE) for _ in range(2)]
         eventually(lambda: '"held"' in str(shop.sql(PASSES)), within=30, what="a refused lock")
-        worst = worst_beside(store, seconds=3 * EVERY)
+        worst = worst_beside(store, shop.place.url, seconds=3 * EVERY)
         assert "their_report) has a lock on it" in str(shop.sql(PASSES))
     assert shop.sql(days) == [(before,)]
     eventually(lambda: shop.sql(days)[0][0] < before, within=30, what="the days dropped")
     for each in workers:
         each.stop()
-    assert worst["enqueue"] <= 0.3
-    assert worst["rescue"] <= 0.3
+    print(f"\nwaited beside it: {worst}")
+    assert 0 < max(worst.values()) <= 0.3
 
 
-def worst_beside(store: PostgresStore, seconds: float) -> dict[str, float]:
-    """The longest enqueue and rescue, less what they waited for a processor."""
+def worst_beside(store: PostgresStore, url: str, seconds: float) -> dict[str, float]:
+    """The longest that an enqueue and a rescue waited for somebody's lock, by the server's clock:
+    how long they take on a machine that does nothing else is `make figures`' question."""
     worst = {"enqueue": 0.0, "rescue": 0.0}
-    own = threading.get_native_id()
     ((backend,),) = store.database.run("SELECT pg_backend_pid()", {})
+    doing, over = "enqueue", threading.Event()
+
+    def look() -> None:
+        with psycopg.connect(url, autocommit=True) as eye:
+            while not over.wait(0.005):
+                ((held,),) = eye.execute(WAITS, (backend,)).fetchall()
+                worst[doing] = max(worst[doing], held)
+
+    looking = threading.Thread(target=look)
+    looking.start()
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         dead = worker(store)
         started_job(store, dead, queue="elsewhere")
-        for what, call in (
-            ("enqueue", lambda: store.enqueue([new(queue="elsewhere")])),
-            ("rescue", lambda dead=dead: rescue(store, dead)),
-        ):
-            idle, began = waited(own) + waited(backend), time.monotonic()
-            call()
-            took = time.monotonic() - began - (waited(own) + waited(backend) - idle)
-            worst[what] = max(worst[what], took)
-        drained = worker(store)
-        store.claim(drained, [("elsewhere", 100)])
+        doing = "enqueue"
+        store.enqueue([new(queue="elsewhere")])
+        doing = "rescue"
+        rescue(store, dead)
+        store.claim(worker(store), [("elsewhere", 100)])
+    over.set()
+    looking.join()
     return worst

@@ -230,10 +230,14 @@ def test_a_dear_sweep_beside_jobs_of_others_is_made_by_claims(
 
 
 @pytest.mark.parametrize("outcome", [Released("x"), Retried(0, FAILURE), Snoozed(0)])
+@pytest.mark.parametrize("delay", [0, SECOND])
 def test_what_goes_back_is_claimed_at_once(
-    store: PostgresStore, no: Registration, clock: Clock, outcome: object
+    store: PostgresStore, no: Registration, clock: Clock, outcome: object, delay: int
 ) -> None:
-    job = started_job(store, no)
+    id = put(store, delay_ms=delay)
+    clock.advance(delay)
+    job = claim_one(store, no)
+    assert job.id == id
     clock.advance(HOUR)
     walk_on(store, no, clock)
     finish(store, no, job, outcome)  # type: ignore[arg-type]
@@ -262,12 +266,19 @@ def test_a_pause_is_no_sweep(store: PostgresStore, no: Registration, clock: Cloc
     assert [found.id for found in claim(store, no)] == [hidden]
 
 
+@pytest.mark.parametrize("delay", [0, SECOND])
 def test_rescued_jobs_are_claimed_at_once(
-    store: PostgresStore, make_store: Callable[[], PostgresStore], no: Registration, clock: Clock
+    store: PostgresStore,
+    make_store: Callable[[], PostgresStore],
+    no: Registration,
+    clock: Clock,
+    delay: int,
 ) -> None:
     other = make_store()
     dying = worker(other)
-    job = started_job(other, dying)
+    put(other, delay_ms=delay)
+    clock.advance(delay)
+    job = claim_one(other, dying)
     clock.advance(HOUR)
     walk_on(store, no, clock)
     rescue(other, dying)

@@ -263,8 +263,10 @@ BEGIN
             WHERE j.status = 'queued' AND j.waits = 0 AND j.crashes = 0 AND j.losses < 3
               AND j.ready_at > j.created_at AND NOT j.promoted
               AND j.queue = in_queue AND j.ready_at <= moment
-              AND j.ready_at > CASE WHEN known -> 'later' IS NULL THEN -1 ELSE
-                    least((known -> 'later' ->> 0)::bigint, moment - 2000) END) AS later,
+              AND j.ready_at > CASE
+                    WHEN known -> 'later' IS NULL
+                      OR q.rewind_no <> coalesce((known ->> 'rewind')::bigint, 0) THEN -1
+                    ELSE least((known -> 'later' ->> 0)::bigint, moment - 2000) END) AS later,
          EXISTS (
            SELECT 1 FROM tenure.jobs j
             WHERE j.status = 'queued' AND j.waits = 0 AND (j.crashes > 0 OR j.losses >= 3)
