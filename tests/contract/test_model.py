@@ -206,6 +206,8 @@ class StoreMachine(RuleBasedStateMachine):
         """Released by what has completed; ended with what was cancelled, and with what has failed
         if told so."""
         for job in [job for job in self.model.values() if need.id in job.needs]:
+            if not job.needs:
+                continue  # it has ended with another need, which had ended with this one
             if need.status == "completed":
                 job.needs.discard(need.id)
                 if not job.needs:
