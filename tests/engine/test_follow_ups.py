@@ -111,6 +111,7 @@ def test_whatever_threads_were_told_yes_is_stored(
     """They race with the end of their run."""
     told: list[int] = []
     asked: list[Callable[[], None]] = []
+    pace = threading.Event()
 
     @app.task(retry=ONCE)
     def work(ctx: tenure.Context, round: int) -> None:
@@ -126,6 +127,7 @@ def test_whatever_threads_were_told_yes_is_stored(
                     return
                 told.append(n)
                 begun.set()
+                pace.wait(0.001)  # a busy machine would let it store a hundred thousand
 
         thread = threading.Thread(target=ask)
         asked.append(thread.join)
