@@ -20,10 +20,12 @@ AN_ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[
 # All that is said about a job, beside the payload it must not repeat.
 SAID = """
 SELECT CAST(payload AS text), error || ' ' || coalesce(error_code, '') ||
-       ' ' || coalesce(error_place, '') || ' ' || coalesce(cancel_reason, '')
+       ' ' || coalesce(error_place, '') || ' ' || coalesce(cancel_reason, '') ||
+       ' ' || coalesce(traceback, '')
   FROM tenure_jobs WHERE error IS NOT NULL
 UNION
-SELECT CAST(payload AS text), error || ' ' || coalesce(error_code, '')
+SELECT CAST(payload AS text), error || ' ' || coalesce(error_code, '') ||
+       ' ' || coalesce(traceback, '')
   FROM tenure_history WHERE error IS NOT NULL
 UNION
 SELECT CAST(j.payload AS text), CAST(e.data AS text)

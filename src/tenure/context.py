@@ -41,17 +41,28 @@ class Fail(Record):
 # -- what a lifecycle hook is told --------------------------------------------------------------
 class Lifecycle(Record):
     """Passed to `@app.on(kind)` hooks. `failed` comes with every failure, `final_failure` with
-    the last one; the store has not written the outcome yet and may still refuse it."""
+    the last one; the store has not written the outcome yet and may still refuse it. `error` is
+    scrubbed; `exception` is what was raised, with its traceback and whatever its text says. None:
+    the handler has returned its failure."""
 
     kind: str
     job: ClaimedJob
     result: Any = None
     error: str | None = None
     progress: dict[str, Any] | None = None
+    exception: BaseException | None = None
 
     @classmethod
-    def ended(cls, kind: str, job: ClaimedJob, result: str | None, error: str | None) -> Lifecycle:
-        return cls(kind, job, None if result is None else payload.decode(result), error)
+    def ended(
+        cls,
+        kind: str,
+        job: ClaimedJob,
+        result: str | None,
+        error: str | None,
+        exception: BaseException | None = None,
+    ) -> Lifecycle:
+        value = None if result is None else payload.decode(result)
+        return cls(kind, job, value, error, exception=exception)
 
 
 HOOKS = ("start", "complete", "failed", "progress", "final_failure")

@@ -19,6 +19,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     message: str
     code: str
     place: str = ""  # fingerprint: exception type at file:line
+    traceback: str | None = None  # at most 8 KB
 
 
 class Completed(msgspec.Struct, frozen=True, array_like=True, tag="completed"):

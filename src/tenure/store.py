@@ -111,6 +111,7 @@ class Rescue(NamedTuple):
 
     requeued: int
     lost: int
+    set_aside: tuple[str, ...] = ()  # the ids of those that have lost too many
 
 
 class Filter(NamedTuple):
@@ -188,7 +189,7 @@ class Turn(NamedTuple):
     note: dict[str, Any]
 
 
-Accepted = Literal["accepted", "repeated", "refused"]
+Accepted = Literal["accepted", "disowned", "repeated", "refused"]
 
 
 class Settlement(Protocol):
@@ -264,7 +265,8 @@ class Store(Protocol):
     def finish(
         self, worker: Registration, ended: Sequence[Ended], *, now_ms: int | None = None
     ) -> list[Accepted]:
-        """End runs, fenced one by one: `accepted`; `repeated` when this very finish was accepted
+        """End runs, fenced one by one: `accepted`; `disowned` when it completed and has failed all
+        the same, for its children cannot be stored; `repeated` when this very finish was accepted
         before; `refused` when the lease is gone (nothing was changed for that row).
         A run that would go back to the queue (retry, snooze, release, crash, rescue) although
         its job was asked to be cancelled ends `cancelled` instead.

@@ -270,7 +270,7 @@ class _Bench(AbstractContextManager["_Bench"]):
             failure, result = getattr(how, "failure", None), getattr(how, "result", None)
             for kind in HOOKS.get(type(how).__name__, ()):
                 said = None if failure is None else failure.message
-                self._desk.tell(Lifecycle.ended(kind, job, result, said))
+                self._desk.tell(Lifecycle.ended(kind, job, result, said, run.raised))
         finally:
             if run.lost:
                 how = outcome.Released("its lease was lost")

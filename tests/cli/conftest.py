@@ -99,7 +99,7 @@ class Cli:
             text=True,
             timeout=60,
         )
-        assert "Traceback" not in ran.stderr, ran.stderr
+        assert "\nTraceback" not in f"\n{ran.stderr}", ran.stderr  # in a log they are indented
         return Ran(ran.returncode, ran.stdout, ran.stderr)
 
     @contextmanager

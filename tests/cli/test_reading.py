@@ -68,6 +68,21 @@ def test_one_job(stage: Stage) -> None:
     assert trail == ["job.enqueued", "job.started", "job.succeeded"]
 
 
+def test_a_failed_job_shows_where(stage: Stage) -> None:
+    shown = stage.tenure.shop("job", stage["dead_letter"]).out
+    told = stage.tenure.shop("job", stage["dead_letter"], "--json").object
+
+    raised = stage.tenure.home.joinpath("shop.py").read_text("utf-8").splitlines()
+    number = raised.index('    raise ValueError("boom")') + 1
+    assert re.search(rf"place +ValueError at shop.py:{number}\n", shown)
+    traceback = told["traceback"].splitlines()
+    assert traceback[0] == "Traceback (most recent call last):"
+    assert traceback[-2:] == ['    raise ValueError("boom")', "ValueError: boom"]
+    assert "".join(f"  {line}\n" for line in traceback) in shown
+    assert "/tenure/" not in told["traceback"], "the way to the handler is not told"
+    assert stage.tenure.shop("job", stage["completed"], "--json").object["traceback"] is None
+
+
 def test_one_job_for_programs(stage: Stage) -> None:
     job = stage.tenure.shop("job", stage["retried"], "--json").object
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import time
 from contextlib import suppress
@@ -34,6 +35,41 @@ def test_a_drain_for_programs(stage: Stage) -> None:
 
 def test_the_log_level_counts(stage: Stage) -> None:
     assert stage.tenure.shop("worker", "--drain", "-l", "warning").err == ""
+
+
+def test_failures_are_heard(stage: Stage) -> None:
+    dead = stage.tenure.shop("enqueue", "fragile", "--json").object["id"]
+    bounced = stage.tenure.shop("enqueue", "send_email", '{"to": "bounce"}', "--json").object["id"]
+
+    said = stage.tenure.shop("worker", "--drain").err
+
+    first = f"ERROR   fragile {dead}: attempt 1 of 1 failed, now a dead letter: ValueError: boom"
+    assert f"{first} (shop.py:" in said
+    assert '        raise ValueError("boom")\n    ValueError: boom\n' in said
+    assert f"WARNING send_email {bounced}: attempt 1 of 3 failed, next try in 3600 s: " in said
+    assert stage["queued"] not in said, "nothing is said of what succeeds"
+
+
+def test_every_start_and_end_on_request(stage: Stage) -> None:
+    said = stage.tenure.shop("worker", "--drain", "-l", "debug").err
+
+    assert f"DEBUG   report {stage['queued']}: attempt 1 of 5 started\n" in said
+    assert f"DEBUG   report {stage['queued']}: attempt 1 of 5 ended: completed, " in said
+
+
+def test_failures_for_programs(stage: Stage) -> None:
+    id = stage.tenure.shop("enqueue", "send_email", '{"to": "bounce"}', "--json").object["id"]
+
+    lines = map(json.loads, stage.tenure.shop("worker", "--drain", "--json").err.splitlines())
+    (said,) = [line for line in lines if line["logger"] == "tenure.job"]
+
+    assert (said["level"], said["type"], said["job_id"]) == ("WARNING", "send_email", id)
+    assert (said["attempt"], said["max_attempts"], said["will_retry"]) == (1, 3, True)
+    assert said["exception"] == "ValueError: no such mailbox"
+    assert said["traceback"].endswith('("no such mailbox")\nValueError: no such mailbox')
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:]+\.\d{3}Z", said["next_try"])
+    assert said["next_try"] > said["time"]
+    assert said["worker_id"] and said["request_id"] == id
 
 
 def test_other_queues_are_left_alone(stage: Stage) -> None:

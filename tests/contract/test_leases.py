@@ -392,7 +392,7 @@ def test_at_the_limit_a_job_is_lost(store: Store, clock: Clock, limit: int) -> N
         job = claim_one(store, no)
         clock.advance(SECOND)
         result = rescue(store, no, started=frozenset({id}), limit=limit)
-        assert result == (Rescue(0, 1) if loss == limit else Rescue(1, 0))
+        assert result == (Rescue(0, 1, (id,)) if loss == limit else Rescue(1, 0))
 
     dead = get(store, id)
     assert (dead.status, dead.error_code, dead.losses) == ("dead_letter", "lost", limit)
@@ -407,7 +407,7 @@ def test_a_lost_job_does_not_take_its_neighbours_with_it(store: Store) -> None:
     no = worker(store)
     claim(store, no)
 
-    assert rescue(store, no, started=frozenset({lost}), limit=1) == Rescue(2, 1)
+    assert rescue(store, no, started=frozenset({lost}), limit=1) == Rescue(2, 1, (lost,))
 
     assert totals(store) == {"dead_letter": 1, "queued": 2}
     assert [get(store, id).losses for id in others] == [0, 0]

@@ -47,7 +47,7 @@ def run(app: tenure.App, task: tenure.Task[..., Any], *args: Any) -> tenure.Job:
 
 def told_of(app: tenure.App, job: tenure.Job) -> str:
     events = [event.data for event in app.events(job.id)]
-    return f"{job.error} {job.error_code} {job.error_place} {events}"
+    return f"{job.error} {job.error_code} {job.error_place} {job.traceback} {events}"
 
 
 # -- the door ---------------------------------------------------------------------------------
@@ -411,7 +411,7 @@ def test_what_is_looked_at_after_every_test_is_looked_at(app: tenure.App, place:
 
     with pytest.raises(AssertionError, match="gertrude"):
         assert_nothing_leaked(place, "RuntimeError: no gertrude.stein@example.com")
-    for column in ("error", "error_code", "error_place"):
+    for column in ("error", "error_code", "error_place", "traceback"):
         place.sql(f"UPDATE tenure_jobs SET {column} = 'of gertrude.stein@example.com'")
         with pytest.raises(AssertionError, match="gertrude"):
             assert_nothing_leaked(place)
@@ -624,7 +624,9 @@ def test_a_time_out_is_told_in_our_words(app: tenure.App) -> None:
     job = run(app, work, OUR_WORDS)
 
     assert job.error == "TimeoutError: still running after its time-out of 0.2 s"
-    assert (job.error_code, job.error_place) == ("TIMEOUT", "TimeoutError")
+    assert job.error_code == "TIMEOUT"
+    assert str(job.error_place).startswith("TimeoutError at test_secrets.py:")
+    assert str(job.traceback).endswith(str(job.error))
 
 
 def test_a_bad_result_is_told_in_our_words_but_for_its_path(app: tenure.App) -> None:

@@ -22,6 +22,13 @@ EXPECTED = {
         "attempts: 2 progress: {'percent': 100.0, 'phase': 'sending'}",
     ],
     "fan_in_report": ["A short book: 6 words in 3 chapters"],
+    "sentry": [
+        "reports go to https://key@sentry.example/1",
+        "order failed after 2 attempts",
+        "  job = order",
+        "  KeyError: 'coffee' in price_of",
+        "kept with the job: KeyError: '[redacted]'",
+    ],
     "heavy_work": ["primes: [25, 1229, 78498]", "processes: 3"],
 }
 # The same programs on PostgreSQL, where TENURE_URL says so; this one on nothing else.

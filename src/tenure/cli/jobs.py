@@ -304,6 +304,9 @@ def _print_job(
             ("result", None if job.result is None else _json(job.result)),
         ]
     )
+    if job.traceback:
+        output.say()
+        output.say(output.paint(output.indented(job.traceback), "dim"))
     if trail:
         output.say()
         print_events(trail, of_one_job=True)

@@ -84,6 +84,11 @@ def plain(cell: object) -> str:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
+def indented(text: str) -> str:
+    """Several lines for a terminal, each of them `plain`."""
+    return "\n".join(f"{GAP}{plain(line)}" for line in text.split("\n"))
+
+
 def width(text: str) -> int:
     """Columns on a terminal: Chinese takes two each, a combining accent none."""
     if text.isascii():

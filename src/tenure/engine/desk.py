@@ -125,15 +125,16 @@ class Desk:
         return bool(self._app.hooks.get(kind))
 
     def tell(self, event: Lifecycle) -> None:
-        """A hook that raises is logged and changes nothing."""
+        """A hook that raises is logged and changes nothing. What the run has failed of is being
+        handled meanwhile: `sys.exc_info()` has it."""
         for hook in self._app.hooks.get(event.kind, ()):
             try:
-                said = hook(event)
+                said = _handling(event.exception, hook, event)
             except Exception as error:
                 _complain(hook, event.kind, error)
                 continue
             if inspect.iscoroutine(said):
-                _finish_hook(hook, event.kind, said)
+                _finish_hook(hook, event, said)
 
 
 def _end_of(job: ClaimedJob, completed: Callable[[], tuple[Completed, int]]) -> Ended:
@@ -141,14 +142,26 @@ def _end_of(job: ClaimedJob, completed: Callable[[], tuple[Completed, int]]) -> 
     return Ended(job.id, job.lease_no, lasted, outcome)
 
 
-def _finish_hook(hook: Hook, kind: str, said: Coroutine[Any, Any, Any]) -> None:
+def _handling(raised: BaseException | None, call: Callable[..., Any], *args: Any) -> Any:
+    """Call it as if from where `raised` is caught, which leaves no trace in it."""
+    if raised is None:
+        return call(*args)
+    trace = raised.__traceback__
+    try:
+        raise raised
+    except BaseException:
+        raised.__traceback__ = trace
+        return call(*args)
+
+
+def _finish_hook(hook: Hook, event: Lifecycle, said: Coroutine[Any, Any, Any]) -> None:
     """An `async def` hook: on the loop when there is one here, else to its end right now."""
 
     async def guarded() -> None:
         try:
-            await said
+            await _handled(event.exception, said)
         except Exception as error:
-            _complain(hook, kind, error)
+            _complain(hook, event.kind, error)
 
     try:
         loop = asyncio.get_running_loop()
@@ -156,6 +169,18 @@ def _finish_hook(hook: Hook, kind: str, said: Coroutine[Any, Any, Any]) -> None:
         asyncio.run(guarded())
     else:
         loop.create_task(guarded())  # noqa: RUF006  held by the loop while it runs
+
+
+async def _handled(raised: BaseException | None, said: Coroutine[Any, Any, Any]) -> None:
+    if raised is None:
+        await said
+        return
+    trace = raised.__traceback__
+    try:
+        raise raised
+    except BaseException:
+        raised.__traceback__ = trace
+        await said
 
 
 def _complain(hook: Hook, kind: str, error: Exception) -> None:

@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from tenure import outcome
 from tenure.context import Lifecycle, act_for
 from tenure.engine.board import Board
+from tenure.engine.chronicle import Chronicle
 from tenure.engine.copies import end_copy
 from tenure.engine.desk import Desk
 from tenure.engine.run import JobRun, call, judge_error, judge_value, why_stopped
@@ -48,6 +49,7 @@ class Executor:
         self._running: dict[str, JobRun] = {}
         self._ended: list[outcome.Ended] = []
         self._said: list[tuple[str, int, str]] = []  # last words on progress of what has ended
+        self._chronicle = Chronicle(lambda: desk.worker.id)
         self._threads = _Threads(self._run_in_thread)
         self._from_threads: deque[tuple[JobRun, outcome.Outcome]] = deque()
         self._collecting = False
@@ -68,6 +70,7 @@ class Executor:
     # -- orders from the supervisor, on the loop's thread ------------------------------------
     def assign(self, order: Run) -> None:
         self._desk.worker = order.worker
+        self._chronicle.look()
         urgent = self._backlog and order.jobs[0].job.priority < self._backlog[-1].job.priority
         self._backlog.extend(order.jobs)
         if urgent:  # what was claimed ahead must not stand before a more urgent job
@@ -159,6 +162,8 @@ class Executor:
             self._finish_unstarted(run, outcome.Released("its process did not answer"))
             return
         self._running[run.job.id] = run
+        if self._chronicle.verbose:
+            self._chronicle.started(run.job)
         if is_async:
             run.waiter = self._loop.create_task(self._run_async(run))
         else:
@@ -170,8 +175,8 @@ class Executor:
             self._announce_start(run)
             value = await call(run)
             ended = judge_value(value, run)
-        except asyncio.CancelledError:
-            ended = judge_error(why_stopped(run), run)
+        except asyncio.CancelledError as error:
+            ended = judge_error(why_stopped(run, error), run)
         except BaseException as error:
             if self.copied:
                 end_copy(error)
@@ -219,20 +224,28 @@ class Executor:
             self._desk.tell(Lifecycle("start", run.job))
 
     def _announce_end(self, run: JobRun, how: outcome.Outcome) -> None:
+        """What it has failed of is held no longer: its traceback holds the run."""
+        raised, run.raised = run.raised, None
         match how:
             case outcome.Completed(result=result):
                 self._tell("complete", run, result=result)
             case outcome.Retried(failure=why):
-                self._tell("failed", run, error=why.message)
+                self._tell("failed", run, error=why.message, raised=raised)
             case outcome.Failed(failure=why) | outcome.Dead(failure=why):
-                self._tell("failed", run, error=why.message)
-                self._tell("final_failure", run, error=why.message)
+                self._tell("failed", run, error=why.message, raised=raised)
+                self._tell("final_failure", run, error=why.message, raised=raised)
 
     def _tell(
-        self, kind: str, run: JobRun, *, result: str | None = None, error: str | None = None
+        self,
+        kind: str,
+        run: JobRun,
+        *,
+        result: str | None = None,
+        error: str | None = None,
+        raised: BaseException | None = None,
     ) -> None:
         if self._desk.hooked(kind):
-            self._desk.tell(Lifecycle.ended(kind, run.job, result, error))
+            self._desk.tell(Lifecycle.ended(kind, run.job, result, error, raised))
 
     # -- ending -------------------------------------------------------------------------------
     def _finish(self, run: JobRun, how: outcome.Outcome) -> None:
@@ -244,8 +257,11 @@ class Executor:
             how = outcome.Released("its lease was lost")  # the store refuses it; our slot is free
         elif run.progress is not None and not run.settled:
             self._said.append((run.job.id, run.job.lease_no, run.progress))
-        self._ended.append(outcome.Ended(run.job.id, run.job.lease_no, run.lasted_ms(), how))
+        lasted = run.lasted_ms()
+        self._ended.append(outcome.Ended(run.job.id, run.job.lease_no, lasted, how))
         self._soon_flush()
+        if type(how) is not outcome.Completed or self._chronicle.verbose:
+            self._chronicle.ended(run.job, how, lasted)
         if self._stopping:
             self._when_idle()
         elif self._backlog:
@@ -258,6 +274,7 @@ class Executor:
 
     def _when_idle(self) -> None:
         if not self._running:
+            self._chronicle.sum_up(at_once=True)
             self._flush()
             self.idle.set()
 
@@ -277,6 +294,7 @@ class Executor:
     # -- time ---------------------------------------------------------------------------------
     def _beat(self) -> None:
         self._board.beat(time.monotonic())
+        self._chronicle.sum_up()
         pause = BEAT if self._running or self._backlog else IDLE_BEAT
         self._loop.call_later(pause, self._beat)
 

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import Counter
 
+from tenure.engine.chronicle import died
 from tenure.errors import StoreBusy, StoreError
 from tenure.outcome import Completed, Ended
 from tenure.store import Accepted, Registration, Store
@@ -103,6 +104,10 @@ class Finisher:
         if kinds.total() == len(said):
             return []
         self.counts.update(verdict for verdict in verdicts if verdict != "accepted")
+        for end, verdict in said:
+            if verdict == "disowned":
+                self.counts["failed"] += 1
+                died(self._store.get(end.id), worker.id)
         refused = [(end.id, end.lease_no) for end, verdict in said if verdict == "refused"]
         if refused:
             log.warning("%d finishes refused, their leases are gone: nothing changed", len(refused))

@@ -15,6 +15,7 @@ import time
 from tenure.config import Settings
 from tenure.engine import host
 from tenure.engine.board import remove_boards, started_in
+from tenure.engine.chronicle import died
 from tenure.store import Registration, Store, WorkerInfo
 
 log = logging.getLogger("tenure.worker")
@@ -47,10 +48,11 @@ class Janitor:
                 self._seen.pop(worker.id, None)
                 continue
             if host.is_gone(worker):
-                put_back += self._rescue(worker, "its worker's process is gone", patience=None)
+                put_back += self._rescue(own, worker, "its worker's process is gone", None)
             elif self._stands_still(worker):
                 patience = self._settings.lease_renew_seconds
-                put_back += self._rescue(worker, "its worker stopped renewing its lease", patience)
+                why = "its worker stopped renewing its lease"
+                put_back += self._rescue(own, worker, why, patience)
         self.rescued += put_back
         return put_back
 
@@ -64,7 +66,9 @@ class Janitor:
             return False
         return now - since > worker.lease_ms / 1000
 
-    def _rescue(self, worker: WorkerInfo, reason: str, patience: float | None) -> int:
+    def _rescue(
+        self, own: Registration, worker: WorkerInfo, reason: str, patience: float | None
+    ) -> int:
         started = started_in(worker.id) if host.same_place(worker) else None
         done = self._store.rescue(
             worker.registration,
@@ -83,6 +87,8 @@ class Janitor:
             "worker %s is dead (%s): %d jobs put back, %d that have lost too many set aside",
             worker.id, reason, done.requeued, done.lost,
         )  # fmt: skip
+        for id in done.set_aside:
+            died(self._store.get(id), own.id)
         return done.requeued
 
     def settle(self) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 
 from tenure import outcome, policy
 from tenure.config import Settings
+from tenure.engine.chronicle import Chronicle
 from tenure.engine.crew import Child
 from tenure.engine.finisher import Finisher
 from tenure.engine.plan import Plan
@@ -76,6 +77,7 @@ class Pump:
         self.types: frozenset[str] = frozenset()
         self.alone: frozenset[str] = frozenset()  # those of them that run in a process of their own
         self.finisher = Finisher(store)
+        self.chronicle = Chronicle(lambda: roster.worker.id)
         self.claiming = True
         self.busy = False  # a claim is on its way, or what it brought on its way to the children
         self.turns = 0  # claims that are over
@@ -94,6 +96,7 @@ class Pump:
         """An outcome decided by the supervisor, not by the job's own run."""
         self.finisher.add([outcome.Ended(job.id, job.lease_no, 0, how)], [])
         self.poke()
+        self.chronicle.ended(job, how, 0)
 
     def run(self, over: threading.Event) -> None:
         failures = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 import re
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 
 from tenure import context, outcome, payload, policy
 from tenure.engine.desk import Desk
+from tenure.engine.tracebacks import Tracebacks
 from tenure.engine.wire import Assignment
 from tenure.errors import (
     ConfigError,
@@ -42,8 +42,8 @@ class JobRun:
 
     __slots__ = (
         "begun", "cancel_by", "cancel_reason", "children", "deadline", "desk", "done", "grown",
-        "job", "lost", "progress", "progress_due", "result", "secrets", "settled", "settling",
-        "slot", "stopped", "task", "timed_out", "waiter",
+        "job", "lost", "progress", "progress_due", "raised", "result", "secrets", "settled",
+        "settling", "slot", "stopped", "task", "timed_out", "waiter",
     )  # fmt: skip
 
     def __init__(self, assignment: Assignment, task: Task[..., Any], desk: Desk) -> None:
@@ -65,6 +65,7 @@ class JobRun:
         self.grown = False  # its children have been taken for its finish: there are no more
         self.secrets: list[str] = []  # what it has fetched: here only, to be kept out of its words
         self.stopped: BaseException | None = None  # what we have stopped it with
+        self.raised: BaseException | None = None  # what it has failed of, until hooks are told
         self.progress: str | None = None
         self.progress_due = 0.0
         self.waiter: asyncio.Task[None] | None = None  # None for a thread's run
@@ -182,9 +183,10 @@ def _made_by_the_handler(*named: str) -> Iterator[None]:
         raise
 
 
-def why_stopped(run: JobRun) -> BaseException:
+def why_stopped(run: JobRun, by: BaseException | None = None) -> BaseException:
+    """`by`: how the handler was told. It knows where the handler was then."""
     run.stopped = _why_stopped(run)
-    return run.stopped
+    return run.stopped if by is None else run.stopped.with_traceback(by.__traceback__)
 
 
 def _why_stopped(run: JobRun) -> BaseException:
@@ -216,6 +218,7 @@ def judge_value(value: Any, run: JobRun) -> outcome.Outcome:
     try:
         return outcome.Completed(run.task.pack_result(value), children)
     except PayloadError as error:
+        run.raised = error
         why = Words(run).storable(error)
         message = f"the job ran, but its result cannot be stored: {why}"
         return outcome.Failed(outcome.Failure(message, RESULT_ERROR))
@@ -225,6 +228,7 @@ def judge_error(error: BaseException, run: JobRun) -> outcome.Outcome:
     """A raised exception as an outcome, by the task's policy. Whatever happens, there is one: a
     run without an outcome would hold its slot until its time-out."""
     run.family()
+    run.raised = error
     try:
         return _judge_error(error, run)
     except BaseException as broken:  # places only: the texts may hold payload values
@@ -242,7 +246,7 @@ def _judge_error(error: BaseException, run: JobRun) -> outcome.Outcome:
     if isinstance(error, JobCancelled) and not run.timed_out:
         return outcome.Cancelled(Words(run).storable(error))
     if isinstance(error, JobCancelled):
-        error = why_stopped(run)
+        error = run.raised = why_stopped(run, error)
     if isinstance(error, StoreError) and error.uncharged:
         log.warning("job %s goes back to the queue uncharged: %s", run.job.id, error)
         return outcome.Released(str(error), delay=random.uniform(*CONFLICT_SECONDS))
@@ -276,18 +280,37 @@ class Words:
     def __init__(self, run: JobRun) -> None:
         self._run = run
         self._scrubbed = Scrubber(run.job.payload, run.secrets)
+        self._heard: dict[int, str] = {}  # by the error's id: all of them live as long as we do
 
     def failure(self, error: BaseException) -> outcome.Failure:
         """What may be known of an exception: its type and scrubbed text, its code, its place."""
         name = self._name_of(type(error))
-        text, at = self.storable(error), self._place(error)
         code = _attribute(error, "code")
         default = "TIMEOUT" if isinstance(error, TimeoutError) else name
+        at, trace = self._whereabouts(error)
         return outcome.Failure(
-            f"{name}: {text}" if text else name,
+            self._said(error),
             self.code(_text(code)) if isinstance(code, (str, int)) else default,
             f"{name} at {at}" if at else name,
+            trace,
         )
+
+    def _said(self, error: BaseException) -> str:
+        """Its type and scrubbed text. The same error may be asked for twice."""
+        if id(error) not in self._heard:
+            name, text = self._name_of(type(error)), self.storable(error)
+            self._heard[id(error)] = f"{name}: {text}" if text else name
+        return self._heard[id(error)]
+
+    def _whereabouts(self, error: BaseException) -> tuple[str, str | None]:
+        """Its place and its traceback; whatever an error does when it is looked at, it has failed
+        of something."""
+        secrets = Scrubber("", self._run.secrets)
+        traces = Tracebacks(self._run.task.function, self._said, self.storable, secrets)
+        try:
+            return clean(traces.place(error)), traces.text(error)
+        except Exception:
+            return "", None
 
     def storable(self, said: object) -> str:
         text = _text(said)
@@ -315,19 +338,6 @@ class Words:
         name = clean(kind.__name__)[:MOST_CODE]
         known = getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
         return name if known else self._scrubbed(name)
-
-    def _place(self, error: BaseException) -> str:
-        """`jobs.py:12`, where it was raised. Source is not read: a payload may name the file."""
-        trace = error.__traceback__
-        if trace is None:
-            return ""
-        while trace.tb_next is not None:
-            trace = trace.tb_next
-        frame = trace.tb_frame
-        file = clean(frame.f_code.co_filename)
-        if frame.f_globals.get("__file__") != file:  # not a module's: compiled under any name
-            file = self._scrubbed(file)
-        return f"{os.path.basename(file)[:MOST_CODE]}:{trace.tb_lineno}"
 
 
 def _text(said: object) -> str:

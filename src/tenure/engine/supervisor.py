@@ -156,6 +156,7 @@ class Supervisor:
             self._loops.over.set()
             self._pump.poke()
             self._loops.join(timeout=5)
+            self._pump.chronicle.sum_up(at_once=True)
             for child in self._roster.children:
                 child.close()
         self._sign_off()
@@ -189,6 +190,7 @@ class Supervisor:
         for child in self._roster.children:
             child.hang_up_if_dead()
         self._watch.look()
+        self._pump.chronicle.sum_up()
         self._man()
         self._run_alone()
         if self._stopping and time.monotonic() >= self._stop_by:

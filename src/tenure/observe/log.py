@@ -18,13 +18,18 @@ FIELDS = (
     "correlation_id",
     "job_id",
     "job_type",
+    "type",
     "org_id",
     "project_id",
     "attempt",
+    "max_attempts",
     "worker_id",
     "duration_ms",
     "error_code",
     "will_retry",
+    "next_try",
+    "exception",
+    "error_place",
 )
 
 
@@ -36,24 +41,31 @@ _UNSAFE = re.compile(
 )
 
 
+def visible(text: str) -> str:
+    """Control characters as `\\x1b`; lines stay lines."""
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 def neutral(text: str) -> str:
     """Control characters as `\\x1b`, further lines indented."""
     if text.isprintable():
         return text
     text = text.replace("\r\n", "\n").rstrip("\n")
-    escaped = _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
-    return escaped.replace("\n", f"\n{CONTINUED}")
+    return visible(text).replace("\n", f"\n{CONTINUED}")
 
 
 class PlainFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         job = getattr(record, "job_id", None)
-        about = f" [{getattr(record, 'job_type', 'job')} {job}]" if job else ""
-        message = neutral(self.message(record)) + neutral(about)
+        message = neutral(self.message(record))
+        if job and str(job) not in message:
+            message += neutral(f" [{getattr(record, 'job_type', 'job')} {job}]")
         parts = [f"{clock} {self.level(record)} {message}"]
         if record.exc_info:
             parts.append(CONTINUED + neutral(self.formatException(record.exc_info)))
+        elif record.exc_text:
+            parts.append(CONTINUED + neutral(record.exc_text))
         if record.stack_info:
             parts.append(CONTINUED + neutral(self.formatStack(record.stack_info)))
         return "\n".join(parts)
@@ -80,6 +92,8 @@ class JsonFormatter(logging.Formatter):
                 line[name] = value
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
+        elif record.exc_text:
+            line["traceback"] = record.exc_text
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
         text = json.dumps(line, ensure_ascii=False, default=str)

@@ -265,6 +265,7 @@ class FinishRow(NamedTuple):
     refund: int = 0  # attempts given back
     crash_limit: int | None = None  # charged a crash; at the limit a dead letter, poison
     loss_limit: int | None = None  # charged a loss; at the limit a dead letter, lost
+    traceback: str | None = None
 
 
 def finish_row(end: outcome.Ended) -> tuple[object, ...]:
@@ -297,7 +298,9 @@ def finish_row(end: outcome.Ended) -> tuple[object, ...]:
 
 
 def _failed(row: FinishRow, why: outcome.Failure) -> FinishRow:
-    return row._replace(error=why.message, error_code=why.code, error_place=why.place)
+    return row._replace(
+        error=why.message, error_code=why.code, error_place=why.place, traceback=why.traceback
+    )
 
 
 def death_handle(type_: str, status: str, code: str | None, place: str | None) -> str:

@@ -167,7 +167,7 @@ SELECT w.no, w.id, w.host, w.boot, w.pid, w.pid_started, w.beat, w.lease_ms, w.s
 SELECT tenure.clock();
 
 -- name: rescue
-SELECT requeued, lost FROM tenure.rescue_jobs(%(worker)s, %(worker_id)s, %(beat)s,
+SELECT requeued, lost, set_aside FROM tenure.rescue_jobs(%(worker)s, %(worker_id)s, %(beat)s,
   %(started)s::uuid[], %(limit)s, %(reason)s, %(not_after)s, %(audit)s, %(now)s);
 
 -- name: retire

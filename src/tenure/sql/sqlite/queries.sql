@@ -357,7 +357,8 @@ SELECT :now, e.event, j.id, j.type, e.attempts, e.lease_no, j.org, j.project, j.
 -- name: finish_leases
 DELETE FROM tenure_leases WHERE id IN (SELECT id FROM temp.ended);
 
--- completed, cancelled: out of the hot table, into history, under the number they finished with.
+-- completed, cancelled: out of the hot table, into history, under the number they finished with. A
+-- traceback stays with its error.
 -- name: finish_history
 INSERT INTO tenure_history (id, type, status, queue, priority, org, lease_no, worker, attempts,
   max_attempts, crashes, timeout_ms, category, project, actor_type, actor_id, request_id,
@@ -368,7 +369,8 @@ SELECT j.id, j.type, e.status, j.queue, j.priority, j.org, e.lease_no,
   j.max_attempts, j.crashes, j.timeout_ms, j.category, j.project, j.actor_type, j.actor_id,
   j.request_id, j.correlation_id, j.traceparent, j.key, j.parent, j.scheduled_at, j.created_at,
   :now, e.started_at, :now, j.payload, e.result, coalesce(e.error, j.error),
-  coalesce(e.error_code, j.error_code), j.progress, j.losses, j.asked_at, j.traceback
+  coalesce(e.error_code, j.error_code), j.progress, j.losses, j.asked_at,
+  coalesce(e.traceback, iif(e.error IS NULL OR e.error = j.error, j.traceback, NULL))
   FROM temp.ended e CROSS JOIN tenure_jobs j ON j.id = e.id
  WHERE e.status IN ('completed', 'cancelled');
 
@@ -376,7 +378,8 @@ SELECT j.id, j.type, e.status, j.queue, j.priority, j.org, e.lease_no,
 DELETE FROM tenure_jobs
  WHERE id IN (SELECT id FROM temp.ended WHERE status IN ('completed', 'cancelled'));
 
--- Everything else stays hot: queued again (retry, snooze, release, crash) or dead.
+-- Everything else stays hot: queued again (retry, snooze, release, crash) or dead. An error brings its
+-- own place and traceback, or has none.
 -- A release keeps its place in the queue; a retry and a snooze get a new ready_at. The trigger puts
 -- them into the queue, so their leases have ended before.
 -- The IN keeps the walk on the primary key: without it all of the hot table is scanned.
@@ -395,12 +398,12 @@ UPDATE tenure_jobs
        completed_at = iif(e.status IN ('failed', 'dead_letter'), :now, NULL),
        error = coalesce(e.error, tenure_jobs.error),
        error_code = coalesce(e.error_code, tenure_jobs.error_code),
-       error_place = coalesce(e.error_place, tenure_jobs.error_place),
-       traceback = coalesce(e.traceback, tenure_jobs.traceback),
+       error_place = iif(e.error IS NULL, tenure_jobs.error_place, e.error_place),
+       traceback = iif(e.error IS NULL, tenure_jobs.traceback, e.traceback),
        death = iif(e.status IN ('failed', 'dead_letter'),
                    tenure_death(tenure_jobs.type, e.status,
                                 coalesce(e.error_code, tenure_jobs.error_code),
-                                coalesce(e.error_place, tenure_jobs.error_place)), ''),
+                                iif(e.error IS NULL, tenure_jobs.error_place, e.error_place)), ''),
        cancel_at = NULL, cancel_reason = NULL,
        updated_at = :now
   FROM temp.ended e

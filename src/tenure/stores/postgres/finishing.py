@@ -256,7 +256,9 @@ def _verdicts(
     verdicts: list[Accepted] = []
     for end in ended:
         run = (end.id, end.lease_no)
-        if run not in refused:
+        if (end.id, None) in refused:
+            verdicts.append("disowned")
+        elif run not in refused:
             verdicts.append("accepted")
         else:
             verdicts.append("repeated" if run in before else "refused")

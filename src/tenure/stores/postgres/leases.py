@@ -105,7 +105,8 @@ class Leases(Finishing):
             return None
         if rows[0][0]:
             self._hint([""])
-        return Rescue(*rows[0])
+        requeued, lost, set_aside = rows[0]
+        return Rescue(requeued, lost, tuple(set_aside))
 
     def retire(self, worker: Registration) -> None:
         self._rows("retire", _named(worker) | {"now": self._now(None)})

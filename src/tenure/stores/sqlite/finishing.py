@@ -57,6 +57,8 @@ class Finishing(Enqueueing):
         if "accepted" in verdicts:
             stays = any(not isinstance(end.outcome, outcome.Completed) for end in ended)
             self._end(db, parameters, stays)
+        for index in bad:
+            verdicts[index] = "disowned"
         return verdicts
 
     def _pass_fence(

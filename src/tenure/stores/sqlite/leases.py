@@ -93,10 +93,10 @@ class Leases(Finishing):
             db.execute("DELETE FROM temp.ended")
             db.execute(self._sql["finish_fence"], parameters)
             lost = db.execute(
-                "SELECT count(*) FROM temp.ended WHERE status = 'dead_letter'"
-            ).fetchone()[0]  # now: whoever waited for them may leave through `ended` too
+                "SELECT id FROM temp.ended WHERE status = 'dead_letter' ORDER BY id"
+            ).fetchall()  # now: whoever waited for them may leave through `ended` too
             self._end(db, parameters, stays=True)
-        return Rescue(len(held) - lost, lost)
+        return Rescue(len(held) - len(lost), len(lost), tuple(id for (id,) in lost))
 
     def retire(self, worker: Registration) -> None:
         with self.file.write() as db:

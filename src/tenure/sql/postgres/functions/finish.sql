@@ -113,8 +113,8 @@ END $$;
 -- Any batch. Rows are [id, lease_no, duration_ms, outcome, status, event, result, error, error_code,
 -- error_place, delay_ms, refund, crash limit, loss limit, traceback]; `children` are the
 -- follow-ups of completed runs, [{"id": …, "jobs": […]}, …]. Returns what was not accepted. A run
--- whose follow-ups cannot be stored has failed, its neighbours have not; when `strict`, that is the
--- caller's error.
+-- whose follow-ups cannot be stored has failed, its neighbours have not: it comes back without a number;
+-- when `strict`, that is the caller's error.
 CREATE FUNCTION tenure.finish_runs(by_worker integer, by_id text, rows json, children json,
   strict boolean, audit text, now_ms bigint)
 RETURNS TABLE (id uuid, lease_no integer) LANGUAGE plpgsql
@@ -128,6 +128,7 @@ DECLARE
     CASE WHEN strict THEN -1 - pg_backend_pid() % 64 ELSE by_worker END);
   family record;
   refusal text;
+  disowned uuid[] := '{}';
 BEGIN
   IF json_array_length(children) > 0 THEN
     PERFORM tenure.hold_keys(children, runs, moment);
@@ -144,11 +145,13 @@ BEGIN
       RAISE EXCEPTION USING ERRCODE = 'TN001', MESSAGE = refusal;
     END IF;
     runs := tenure.disown(runs, family.id, refusal);
+    disowned := disowned || family.id;
   END LOOP;
   PERFORM tenure.end_runs(by_worker, runs, audit, moment);
   RETURN QUERY
   SELECT (e.value ->> 0)::uuid, (e.value ->> 1)::integer FROM json_array_elements(rows) e
   EXCEPT SELECT r.id, r.lease_no FROM unnest(runs) r;
+  RETURN QUERY SELECT d.id, NULL::integer FROM unnest(disowned) d(id);
 END $$;
 
 -- Whoever waits for these runs, then keys of follow-ups, of the runs that end and of those that may end
@@ -265,7 +268,8 @@ END $$;
 
 -- Everything that has neither completed nor was cancelled stays hot: queued again (retry, snooze,
 -- release, crash) or dead. A release keeps its place in the queue; a retry and a snooze get a new
--- ready_at. A rescue is nobody's finish: the late one of the worker it was taken from stays refused.
+-- ready_at. An error brings its own place and traceback, or has none. A rescue is nobody's finish: the
+-- late one of the worker it was taken from stays refused.
 CREATE FUNCTION tenure.stay(runs tenure.ended[], moment bigint) RETURNS void LANGUAGE plpgsql
 SET enable_nestloop = on SET enable_hashjoin = off SET enable_mergejoin = off
 SET enable_seqscan = off SET jit = off AS $$
@@ -288,10 +292,11 @@ BEGIN
          completed_at = CASE WHEN r.status IN ('failed', 'dead_letter') THEN moment END,
          error = coalesce(r.error, j.error),
          error_code = coalesce(r.error_code, j.error_code),
-         error_place = coalesce(r.error_place, j.error_place),
-         traceback = coalesce(r.traceback, j.traceback),
+         error_place = CASE WHEN r.error IS NULL THEN j.error_place ELSE r.error_place END,
+         traceback = CASE WHEN r.error IS NULL THEN j.traceback ELSE r.traceback END,
          death = CASE WHEN r.status IN ('failed', 'dead_letter') THEN tenure.death(j.type, r.status,
-                   coalesce(r.error_code, j.error_code), coalesce(r.error_place, j.error_place))
+                   coalesce(r.error_code, j.error_code),
+                   CASE WHEN r.error IS NULL THEN j.error_place ELSE r.error_place END)
                    ELSE '' END,
          cancel_at = NULL, cancel_reason = NULL,
          updated_at = moment
@@ -305,8 +310,9 @@ BEGIN
   END IF;
 END $$;
 
--- completed, cancelled: out of the hot table, into history, under the number they finished with.
--- A key's status is written once, when its job ends; its time to live starts then.
+-- completed, cancelled: out of the hot table, into history, under the number they finished with. A
+-- traceback stays with its error. A key's status is written once, when its job ends; its time to live
+-- starts then.
 CREATE FUNCTION tenure.leave(runs tenure.ended[], moment bigint) RETURNS void LANGUAGE plpgsql
 SET enable_hashjoin = on SET enable_nestloop = off SET enable_mergejoin = off
 SET enable_seqscan = off SET jit = off AS $$
@@ -325,7 +331,9 @@ BEGIN
     g.max_attempts, g.crashes, g.losses, g.timeout_ms, g.category, g.project, g.actor_type,
     g.actor_id, g.request_id, g.correlation_id, g.traceparent, g.key, g.parent, g.scheduled_at,
     g.asked_at, g.created_at, g.started_at, moment, g.payload, r.result,
-    coalesce(r.error, g.error), coalesce(r.error_code, g.error_code), g.traceback, g.progress
+    coalesce(r.error, g.error), coalesce(r.error_code, g.error_code),
+    coalesce(r.traceback, CASE WHEN r.error IS NULL OR r.error = g.error THEN g.traceback END),
+    g.progress
     FROM gone g JOIN unnest(runs) r ON r.id = g.id
   ON CONFLICT (id) DO NOTHING;  -- an enqueue that came late had stored it once more
   PERFORM tenure.end_keys(ARRAY(

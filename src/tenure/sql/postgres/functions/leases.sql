@@ -29,7 +29,7 @@ END $$;
 -- `started` (all, when NULL) have lost their worker once more; at `loss_limit` they are dead letters.
 CREATE FUNCTION tenure.rescue_jobs(dead integer, dead_id text, seen_beat bigint, started uuid[],
   loss_limit integer, why text, not_after bigint, audit text, now_ms bigint)
-RETURNS TABLE (requeued integer, lost integer) LANGUAGE plpgsql
+RETURNS TABLE (requeued integer, lost integer, set_aside uuid[]) LANGUAGE plpgsql
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
@@ -59,7 +59,9 @@ BEGIN
   PERFORM tenure.end_runs(dead, runs, audit, moment);
   RETURN QUERY
   SELECT count(*) FILTER (WHERE r.status <> 'dead_letter')::integer,
-         count(*) FILTER (WHERE r.status = 'dead_letter')::integer FROM unnest(runs) r;
+         count(*) FILTER (WHERE r.status = 'dead_letter')::integer,
+         ARRAY(SELECT r.id FROM unnest(runs) r WHERE r.status = 'dead_letter' ORDER BY r.id)
+    FROM unnest(runs) r;
 END $$;
 
 -- Sign off, unless something is held. A claim of ours may be under way still, its client gone: it
