@@ -75,6 +75,16 @@ class Scrubber:
         return _scalars(decode(self._payload_text)) if self._payload_text else set()
 
 
+def without_secrets(text: str) -> str:
+    """What looks like a secret goes, nothing else: for a text that knows neither the payload nor
+    what was fetched."""
+    pieces, position = list[str](), 0
+    for _, start, end in spans(text):
+        pieces += text[position:start], "[secret]"
+        position = end
+    return "".join(pieces) + text[position:]
+
+
 class _Page:
     """A text, behind it what its base64 and hex stand for, and what of both must go."""
 

@@ -227,6 +227,8 @@ def test_an_exception_that_bites(app: tenure.App) -> None:
 
     assert job.status == "dead_letter"
     assert str(job.error) == "Biting"
+    assert str(job.error_place).startswith(f"Biting at {HERE}:")
+    assert str(job.traceback).endswith("raise Biting\nBiting")
 
 
 # -- hooks --------------------------------------------------------------------------------------

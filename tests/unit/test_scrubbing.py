@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lookalikes import JWT, LETTERS, REPEATED, SIZE, pem
 from stopwatch import within
 from tenure.payload import encode
-from tenure.scrubbing import MAX_TEXT, Scrubber
+from tenure.scrubbing import MAX_TEXT, Scrubber, without_secrets
 
 
 def scrub(text: str, payload: str, secrets: list[str] | None = None) -> str:
@@ -241,3 +241,18 @@ def test_many_values_are_scrubbed_within_bounds(scalars: list[object], text: str
 
     assert within(200, lambda: scrub(text, payload))
     assert within(200, lambda: scrub(text, "", [payload[:65_536], "\n".join(payload[:65_536])]))
+
+
+def test_a_text_that_knows_no_payload_loses_only_what_looks_like_a_secret() -> None:
+    key, other = (
+        "sk_live_" + "4eC39HqLyjWDarjtT1zdp7dc",
+        "ghp_" + "16C7e42F292c6912E7710c838347Ae178B4a",
+    )
+    source = f'stripe.api_key = "{key}"\nsend_email(other, "{other}")\n'
+
+    shown = without_secrets(source)
+
+    assert key not in shown and other not in shown
+    assert shown.count("[secret]") == 2
+    assert "send_email(other" in shown
+    assert without_secrets("charge(order, cents)") == "charge(order, cents)"

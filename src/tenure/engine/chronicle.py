@@ -62,7 +62,7 @@ class Chronicle:
             case outcome.Crashed(reason=reason, limit=limit):
                 dead = job.crashes + 1 >= limit
                 what = "crashed, now a dead letter (poison)" if dead else "crashed, next try alone"
-                why = outcome.Failure(reason, "poison" if dead else "crashed", reason)
+                why = outcome.Failure(reason, "poison" if dead else "crashed")
                 self._failed(logging.ERROR if dead else logging.WARNING, job, what, why, facts)
             case _ if log.isEnabledFor(logging.DEBUG):
                 kind = type(how).__name__.lower()

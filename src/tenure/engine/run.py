@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from tenure import context, outcome, payload, policy
@@ -27,7 +27,7 @@ from tenure.errors import (
     TenureError,
 )
 from tenure.job import ClaimedJob, NewJob
-from tenure.scrubbing import MAX_TEXT, Scrubber
+from tenure.scrubbing import MAX_TEXT, Scrubber, without_secrets
 from tenure.task import Task
 
 log = logging.getLogger("tenure.worker")
@@ -303,14 +303,16 @@ class Words:
         return self._heard[id(error)]
 
     def _whereabouts(self, error: BaseException) -> tuple[str, str | None]:
-        """Its place and its traceback; whatever an error does when it is looked at, it has failed
-        of something."""
-        secrets = Scrubber("", self._run.secrets)
-        traces = Tracebacks(self._run.task.function, self._said, self.storable, secrets)
-        try:
-            return clean(traces.place(error)), traces.text(error)
-        except Exception:
-            return "", None
+        """Its place and its traceback: whatever an error does when it is looked at, the job has
+        failed of it."""
+        secrets = self._run.secrets
+        source = Scrubber("", secrets) if secrets else without_secrets
+        traces = Tracebacks(self._run.task.function, self._said, self.storable, source)
+        place, text = "", None
+        with suppress(Exception):
+            place = clean(traces.place(error))
+            text = traces.text(error)
+        return place, text
 
     def storable(self, said: object) -> str:
         text = _text(said)

@@ -161,7 +161,10 @@ class Tracebacks:
         yield _Line(f"{margin}  +------------------------------------")
 
     def _notes(self, error: BaseException) -> list[str]:
-        notes = getattr(error, "__notes__", None)
+        try:
+            notes = getattr(error, "__notes__", None)
+        except Exception:  # a property of its own that raises
+            return []
         return [self._scrubbed(note) for note in notes] if isinstance(notes, list) else []
 
     def _frames(self, error: BaseException) -> list[_Line]:
