@@ -48,6 +48,7 @@ def hello_of(app: Any) -> Hello:
         [name for name, its in settings.items() if its.process],
         {name: its.keep for name, its in settings.items()},
         {name: after_time_outs(its.retry) for name, its in settings.items()},
+        sorted({its.queue for its in settings.values()}),
     )
 
 

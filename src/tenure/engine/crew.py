@@ -10,8 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Protocol
 
 from tenure.engine.board import Board, make_board
@@ -40,6 +40,10 @@ class Channel(Protocol):
     def end_reading(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+# Where a child prints: what Popen is to be told, for as long as that starts it.
+Streams = Callable[[], AbstractContextManager[Mapping[str, int]]]
 
 
 class Child:
@@ -119,6 +123,10 @@ class Child:
             self.useful = self.useful or any(started for _job, started in held)
             self.holds = {}
         return held
+
+    def marks(self) -> list[float]:
+        """What the board says of each job it holds: see `Board.started`."""
+        return [self.board.started(slot) for _job, slot in list(self.holds.values())]
 
     def halt(self, now: float) -> None:
         """Its loop stands still: let it start nothing, and give it nothing."""
@@ -268,8 +276,10 @@ class Crew:
         worker_id: Callable[[], str],
         on_message: Callable[[Child, FromChild], None],
         on_end: Callable[[Child], None],
+        streams: Streams | None = None,
     ) -> None:
         self._spec = spec
+        self._streams = streams or (lambda: nullcontext({}))
         self.worker_id = worker_id
         self.on_message = on_message
         self.on_end = on_end
@@ -296,7 +306,7 @@ class Crew:
         child = Child(self._count, board, concurrency or 1, solo=solo)
         ours, theirs = socket.socketpair()
         undo.callback(ours.close)
-        with theirs:
+        with theirs, self._streams() as streams:
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
             lent = board.lend()
@@ -305,6 +315,7 @@ class Crew:
                     self._command(theirs.fileno(), lent, concurrency, solo),
                     pass_fds=(theirs.fileno(), lent),
                     stdin=subprocess.DEVNULL,
+                    **streams,
                 )
             finally:
                 os.close(lent)

@@ -21,7 +21,7 @@ from tenure.engine.copies import end_copy, keep_copies_apart
 from tenure.engine.crew import SLOTS, Child, excuse
 from tenure.engine.desk import Desk, Employer
 from tenure.engine.executor import Executor
-from tenure.engine.plan import Plan, Summary, parse_queues
+from tenure.engine.plan import Plan, Summary, parse_queues, point_out_unknown
 from tenure.engine.supervisor import Supervisor
 from tenure.engine.wire import Cancel, Forget, Report, Run, Stop, ToChild
 from tenure.store import Store
@@ -100,11 +100,13 @@ def _supervisor(
     )
     for task in app.tasks.values():
         task.signature  # noqa: B018  a bad signature is said now, not at the first job
-    app.store.queue_names()  # as in fleet.py: fails without tables, keeps SQLite's log open
+    used = app.store.queue_names()  # as in fleet.py: fails without tables, keeps the log open
+    hello = hello_of(app)
+    point_out_unknown(plan.queues, used, hello.queues)
     wakeup = app.open_wakeup()
     supervisor = Supervisor(app.store, settings, wakeup, plan)
     # No processes to give here: a task that asks for one runs in a thread.
-    supervisor.learn(msgspec.structs.replace(hello_of(app), alone=[]))
+    supervisor.learn(msgspec.structs.replace(hello, alone=[]))
     supervisor.enlist()
     board = make_board(supervisor.worker_id, 1, SLOTS)
     excuse(board)
@@ -165,7 +167,7 @@ def stopped_by_signals(supervisor: Supervisor) -> Iterator[None]:
         yield
         return
     before = {
-        number: signal.signal(number, lambda *_: supervisor.stop())
+        number: signal.signal(number, lambda *_: supervisor.interrupt())
         for number in (signal.SIGTERM, signal.SIGINT)
     }
     try:

@@ -18,9 +18,9 @@ from typing import Any
 
 from tenure.config import Settings
 from tenure.engine import host
-from tenure.engine.crew import CannotStart, Child, Crew
+from tenure.engine.crew import CannotStart, Child, Crew, Streams
 from tenure.engine.embedded import stopped_by_signals
-from tenure.engine.plan import Plan, Summary, parse_queues
+from tenure.engine.plan import Plan, Summary, parse_queues, point_out_unknown
 from tenure.engine.supervisor import Supervisor
 from tenure.engine.wire import FromChild, Hello, Refused
 from tenure.errors import ConfigError
@@ -51,11 +51,13 @@ def run_fleet(
     name: str | None = None,
     drain: bool = False,
     max_jobs: int | None = None,
+    streams: Streams | None = None,
+    on_working: Callable[[Settings, Supervisor], None] | None = None,
 ) -> Summary:
     wanted_queues = parse_queues(queues)
     mail = _Mail()
     worker_id = host.new_worker_id()
-    crew = Crew(spec, lambda: worker_id, mail.put, lambda child: mail.put(child, None))
+    crew = Crew(spec, lambda: worker_id, mail.put, lambda child: mail.put(child, None), streams)
     crew.processes = processes or 0
     first, hello = _first_child(lambda: _insist(lambda: crew.start(concurrency)), mail)
     chosen: dict[str, Any] = {
@@ -84,7 +86,7 @@ def run_fleet(
         with closing(open_store(settings)) as store:
             # Fails here when there are no tables; on SQLite it keeps a connection open, and so the
             # log the wake-up watches. Nothing is migrated: a worker's role may not be allowed to.
-            store.queue_names()
+            used = store.queue_names()
             with closing(open_wakeup(settings, store)) as wakeup:
                 supervisor = Supervisor(store, settings, wakeup, plan)
                 supervisor.learn(hello)
@@ -92,6 +94,9 @@ def run_fleet(
                 crew.on_message, crew.on_end = supervisor.on_message, supervisor.on_end
                 crew.worker_id = lambda: supervisor.worker_id
                 mail.forward(supervisor)
+                if on_working is not None:
+                    on_working(settings, supervisor)
+                point_out_unknown(plan.queues, used, hello.queues)
                 gc.freeze()
                 gc.set_threshold(COLLECT_AFTER)
                 with stopped_by_signals(supervisor):

@@ -31,7 +31,7 @@ from tenure.engine import host
 from tenure.engine.crew import MOST_AHEAD_PARALLEL, CannotStart, Child
 from tenure.engine.janitor import Janitor
 from tenure.engine.loops import Loops
-from tenure.engine.plan import Plan, Summary
+from tenure.engine.plan import ENDS, Plan, Summary
 from tenure.engine.pump import Pump
 from tenure.engine.renewal import Renewal
 from tenure.engine.retention import Retention
@@ -104,6 +104,7 @@ class Supervisor:
         self._start_pause = 0.0
         self._stopping = False  # plain: set by signal handlers, which must take no lock
         self._stop_by = float("inf")
+        self._interrupted = False
         self._begun = time.monotonic()
 
     @property
@@ -161,10 +162,17 @@ class Supervisor:
         self._sign_off()
         return self.summary()
 
+    def interrupt(self) -> None:
+        """A signal: stop, and say so. A second one ends it now. Takes no lock."""
+        if self._interrupted:
+            self.stop(0.0)
+            return
+        self._interrupted = True
+        self._events.put(("interrupted", None))
+        self.stop()
+
     def stop(self, grace: float | None = None) -> None:
-        """Safe in a signal handler. A second call ends it now."""
-        if self._stopping and grace is None:
-            grace = 0.0
+        """Claim nothing more, end what runs. Takes no lock."""
         seconds = self._settings.shutdown_timeout if grace is None else grace
         self._stop_by = min(self._stop_by, time.monotonic() + seconds)
         self._pump.claiming = False
@@ -183,6 +191,8 @@ class Supervisor:
             self._bury(value)
         elif kind == "declared-dead":
             self._start_over(value)
+        elif kind == "interrupted":
+            self._say_when_it_ends()
         elif kind == "stop":
             for child in self._roster.children:
                 child.stop()
@@ -193,6 +203,14 @@ class Supervisor:
         self._run_alone()
         if self._stopping and time.monotonic() >= self._stop_by:
             self._give_up_waiting()
+
+    def _say_when_it_ends(self) -> None:
+        _done, running, _waiting = self.census()
+        if not running:
+            log.info("stopping: nothing running")
+            return
+        left = round(max(0.0, self._stop_by - time.monotonic()), 1)
+        log.info("stopping: %d running, up to %g s; Ctrl-C again ends now", running, left)
 
     def _finished(self) -> bool:
         if not self._stopping or self._pump.busy:
@@ -378,6 +396,15 @@ class Supervisor:
                 log.debug("upkeep postponed: %s", error)
             if over.wait(LOOK_EVERY):
                 return
+
+    def census(self) -> tuple[int, int, int]:
+        """Jobs that this worker has done, that run here (or are being recorded), and that wait
+        here to run."""
+        finisher = self._pump.finisher
+        done = sum(finisher.counts[how] for how in ENDS)
+        marks = [mark for child in self._roster.children for mark in child.marks()]
+        running = sum(mark > 0 for mark in marks) + len(finisher.holds())
+        return done, running, marks.count(0.0) + len(self._roster.alone)
 
     def summary(self) -> Summary:
         counts = self._pump.finisher.counts
