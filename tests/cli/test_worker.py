@@ -69,6 +69,12 @@ def test_a_queue_that_a_task_names_is_known(tenure: Cli) -> None:
     assert "WARNING" not in ran.err
 
 
+def test_reload_and_drain_exclude_each_other(tenure: Cli) -> None:
+    ran = tenure.shop("worker", "--reload", "--drain")
+    assert (ran.code, ran.out) == (2, "")
+    assert "--reload goes on until it is stopped" in ran.err
+
+
 def test_a_wrong_app_or_queue(tenure: Cli) -> None:
     for args in (["-A", "nowhere", "worker"], ["-A", "shop", "worker", "-Q", "a:b"]):
         ran = tenure(*args)

@@ -35,13 +35,13 @@ class Relay:
         self._threads: list[threading.Thread] = []
 
     @contextmanager
-    def streams(self) -> Iterator[dict[str, int]]:
+    def streams(self) -> Iterator[int | None]:
         """For one child, started inside the block. Where there is no pty left it writes to our
         terminal itself: better torn than silent."""
         try:
             ours, theirs = os.openpty()
         except OSError:
-            yield {}
+            yield None
             return
         try:
             _prepare(theirs)
@@ -54,7 +54,7 @@ class Relay:
                 os.close(ours)
                 raise
             self._threads.append(thread)
-            yield {"stdout": theirs, "stderr": theirs}
+            yield theirs
         finally:
             os.close(theirs)
 

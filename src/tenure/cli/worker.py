@@ -66,7 +66,24 @@ def add_commands(commands: target.Commands) -> None:
         help="return when nothing is left that may be claimed now; say what was left and why",
     )
     parser.add_argument(
+        "--reload",
+        action="store_true",
+        help="for development: replace the children when a .py file of the app changes",
+    )
+    parser.add_argument(
         "--max-jobs", type=target.positive, metavar="N", help="stop after about N jobs"
+    )
+    parser.add_argument(
+        "--max-jobs-per-child",
+        type=target.positive,
+        metavar="N",
+        help="replace a child process that has had N jobs (default: never)",
+    )
+    parser.add_argument(
+        "--max-memory-per-child",
+        type=target.positive,
+        metavar="MB",
+        help="replace a child process that has grown beyond this, when a job ends (default: never)",
     )
     parser.add_argument(
         "--shutdown-timeout",
@@ -93,6 +110,8 @@ def work(args: argparse.Namespace) -> int:
     from tenure.cli.relay import Relay
     from tenure.engine.fleet import run_fleet
 
+    if args.reload and args.drain:
+        raise ConfigError("--reload goes on until it is stopped, --drain ends: leave one out")
     spec = target.app_spec(args)
     level = args.log_level or Settings.load().log_level
     os.environ["TENURE_LOG_LEVEL"] = level.upper()  # for the children, as is the URL
@@ -124,7 +143,10 @@ def work(args: argparse.Namespace) -> int:
             name=args.name,
             drain=args.drain,
             max_jobs=args.max_jobs,
+            reload=args.reload,
             shutdown_timeout=args.shutdown_timeout,
+            max_jobs_per_child=args.max_jobs_per_child,
+            max_memory_per_child=args.max_memory_per_child,
             streams=relay.streams if line.on else None,
             on_working=working,
         )
@@ -165,7 +187,7 @@ def print_summary(summary: Summary) -> None:
         if isinstance(value, int) and value
     ]
     done = summary.completed + summary.failed + summary.dead + summary.cancelled
-    rate = f" ({done / summary.seconds:,.0f} jobs/s)" if done and summary.seconds >= 1 else ""
+    rate = f" ({_speed(done / summary.seconds)})" if done and summary.seconds >= 1 else ""
     output.say(f"{', '.join(counts) or 'nothing to do'} in {output.span(summary.seconds)}{rate}")
     for reason, number in summary.left.items():
         output.say(f"left: {output.count(number, 'job')} {reason}")
@@ -239,6 +261,11 @@ def _progress_line(
     # What waits in a child is still queued for whoever looks at it.
     parts = [f"{done:,} done", f"{figure('ready', waiting)} queued", f"{running:,} running"]
     if rate is not None:
-        parts.append(f"{rate:,.1f} jobs/s" if 0 < rate < 9.95 else f"{rate:,.0f} jobs/s")
+        parts.append(_speed(rate))
     parts += [f"{figure(name)} {name}" for name in ("later", "dead") if figure(name) != "0"]
     return " · ".join(parts)
+
+
+def _speed(rate: float) -> str:
+    """One job in ten seconds is not none."""
+    return f"{rate:,.1f} jobs/s" if 0 < rate < 9.95 else f"{rate:,.0f} jobs/s"

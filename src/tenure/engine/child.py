@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -39,7 +39,7 @@ log = logging.getLogger("tenure.worker")
 ORPHANED = 75  # the exit code of a child whose supervisor stood still: try again (EX_TEMPFAIL)
 
 
-def hello_of(app: Any) -> Hello:
+def hello_of(app: Any, folders: Sequence[str] = ()) -> Hello:
     settings = {name: task.settings for name, task in sorted(app.tasks.items())}
     return Hello(
         os.getpid(),
@@ -49,6 +49,7 @@ def hello_of(app: Any) -> Hello:
         {name: its.keep for name, its in settings.items()},
         {name: after_time_outs(its.retry) for name, its in settings.items()},
         sorted({its.queue for its in settings.values()}),
+        list(folders),
     )
 
 

@@ -22,6 +22,7 @@ class Plan(NamedTuple):
     solos: int = 4  # suspects run alone, so many at a time
     drain: bool = False
     max_jobs: int | None = None
+    reload: bool = False  # the children, when their code changes
     name: str | None = None
 
 

@@ -18,6 +18,7 @@ process.
 
 from __future__ import annotations
 
+import functools
 import logging
 import queue
 import threading
@@ -33,6 +34,7 @@ from tenure.engine.janitor import Janitor
 from tenure.engine.loops import Loops
 from tenure.engine.plan import ENDS, Plan, Summary
 from tenure.engine.pump import Pump
+from tenure.engine.reload import Reload
 from tenure.engine.renewal import Renewal
 from tenure.engine.retention import Retention
 from tenure.engine.roster import Roster
@@ -72,7 +74,7 @@ class Supervisor:
             wakeup,
             plan,
             self._roster,
-            on_alone=lambda: self._events.put(("tick", None)),
+            on_crew=lambda: self._events.put(("tick", None)),
             on_done=self.stop,
             on_idle=self._look,
             on_calm=self._ask_for_cancels,
@@ -82,14 +84,14 @@ class Supervisor:
             settings.lease_renew_seconds,
             self._roster,
             lease=settings.lease_seconds,
-            news=lambda: self._meta() if self._loops.trouble() else None,
+            news=lambda: self._meta() if plan.reload or self._loops.trouble() else None,
             on_renewed=self._janitor.wrote,
             on_declared_dead=lambda worker: self._events.put(("declared-dead", worker)),
             give_back=self._give_back,
             unwritten=self._pump.finisher.holds,
             claims=lambda: (self._pump.turns, self._pump.busy),
         )
-        self._watch = Watch(self._roster, settings.start_timeout, self._pump.end)
+        self._watch = Watch(self._roster, settings, self._pump.end)
         loops = {
             "pump": self._pump.run,
             "renewal": self._renewal.run,
@@ -97,6 +99,11 @@ class Supervisor:
             "retention": self._retention.run,
             "pulse": self._renewal.run_pulse,
         }
+        self._reload = Reload(self._roster, settings.shutdown_timeout)
+        if plan.reload:
+            loops["sources"] = functools.partial(
+                self._reload.run, lambda path: self._events.put(("changed", path))
+            )
         if store.parallel:
             loops["finishes"] = self._pump.run_finishes
         self._loops = Loops(loops)
@@ -112,9 +119,9 @@ class Supervisor:
         return self._roster.worker.id
 
     def learn(self, hello: Hello) -> None:
-        """What the app is, as its first child tells it."""
-        self._pump.types = frozenset(hello.types)
-        self._pump.alone = frozenset(hello.alone)
+        """What the app is, as its first child tells it (and every one, where code changes)."""
+        self._reload.sources.watch(hello.folders)
+        self._pump.learn(frozenset(hello.types), frozenset(hello.alone))
         self._watch.time_outs = hello.time_outs
         self._retention.keep = hello.keep
 
@@ -191,6 +198,9 @@ class Supervisor:
             self._bury(value)
         elif kind == "declared-dead":
             self._start_over(value)
+        elif kind == "changed":
+            self._reload.replace(value)
+            self._not_before = 0.0
         elif kind == "interrupted":
             self._say_when_it_ends()
         elif kind == "stop":
@@ -218,20 +228,21 @@ class Supervisor:
         return not self._roster.holding() and not self._pump.finisher.pending
 
     def _man(self) -> None:
-        """As many children that take many jobs as planned. Those whose loops stand still have
-        successors, but not without end: handlers that hold the GIL for long would multiply them."""
+        """As many children that take many jobs as planned. Those whose loops stand still, or that
+        have had their jobs, have successors, but not without end: handlers that hold the GIL for
+        long, or run for long, would multiply them."""
         if self._stopping or self._roster.embedded is not None:
             return
         many = [child for child in self._roster.children if not child.solo]
-        silent = sum(child.halted is not None for child in many)
-        wanted = self._plan.processes - max(0, silent - self._plan.processes)
-        missing = wanted - sum(not child.leaving for child in many)
+        old = sum(child.halted is not None or child.worn for child in many)
+        wanted = self._plan.processes - max(0, old - self._plan.processes)
+        missing = wanted - sum(not (child.leaving or child.worn) for child in many)
         while missing > 0 and self._add_child():
             missing -= 1
 
     def _add_child(self, job: ClaimedJob | None = None) -> bool:
         """A new child; with a job, one that runs it alone. False when there can be none now."""
-        if time.monotonic() < self._not_before:
+        if self._reload.broken or time.monotonic() < self._not_before:
             return False
         solo = job is not None
         try:
@@ -253,6 +264,8 @@ class Supervisor:
     def _instruct(self, child: Child) -> None:
         child.cancel_grace = self._settings.cancel_grace_seconds
         child.board.pulse(time.monotonic(), self._renewal.until, partial=False)  # before any job
+        if child.process is not None and not child.solo:
+            child.quota = self._settings.max_jobs_per_child or None
         if self._store.parallel:
             child.most_ahead = MOST_AHEAD_PARALLEL
 
@@ -272,7 +285,7 @@ class Supervisor:
         finally:
             self._roster.burying = False
         child.close()
-        if self._stopping or child.solo or child.leaving:
+        if self._stopping or child.solo or child.leaving or self._reload.broken:
             return
         log.warning("child %s is gone: %s; starting another", child.pid, how)
         if not child.useful:
@@ -361,13 +374,18 @@ class Supervisor:
             self._pump.poke()
             if child.solo and message.ended:
                 child.stop()
-            if self._stopping or self._roster.alone or message.stuck:
+            worn = bool(ended) and self._watch.weigh(child, time.monotonic())
+            if worn or child.worn or self._stopping or self._roster.alone or message.stuck:
                 self._events.put(("tick", None))
         elif isinstance(message, Hello):
+            if self._plan.reload and not child.leaving:
+                self.learn(message)
             child.greeted()
             self._pump.poke()
         elif isinstance(message, Refused):
             log.error("a child could not load the app: %s", message.message)
+            if self._plan.reload and not child.leaving:
+                self._reload.refused(message.folders)
 
     def on_end(self, child: Child) -> None:
         self._events.put(("died", child))
