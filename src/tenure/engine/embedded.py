@@ -22,6 +22,7 @@ from tenure.engine.crew import SLOTS, Child, excuse
 from tenure.engine.desk import Desk, Employer
 from tenure.engine.executor import Executor
 from tenure.engine.plan import Plan, Summary, parse_queues, point_out_unknown
+from tenure.engine.standby import Standby
 from tenure.engine.supervisor import Supervisor
 from tenure.engine.wire import Cancel, Forget, Report, Run, Stop, ToChild
 from tenure.store import Store
@@ -54,6 +55,9 @@ class _Local:
         self._loop.call_soon(self._executor.begin)
         self._thread = threading.Thread(target=self._serve, name="tenure-executor", daemon=True)
         self._thread.start()
+        ident = self._thread.ident or 0
+        self._standby = Standby(self._executor, ident)
+        threading.Thread(target=self._standby.run, name="tenure-standby", daemon=True).start()
 
     def send(self, message: ToChild) -> None:
         match message:
@@ -70,6 +74,7 @@ class _Local:
         """Nothing is read: reports come as calls."""
 
     def close(self) -> None:
+        self._standby.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=2)
 
