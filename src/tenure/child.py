@@ -1,10 +1,10 @@
 """A child process: imports the app, says hello, runs what the supervisor hands it.
 
-    python -m tenure.child SOCKET APP BOARD CONCURRENCY PROCESSES SOLO
+    python -m tenure.child SOCKET APP BOARD CONCURRENCY PROCESSES RELOADS SOLO
 
 SOCKET and BOARD are inherited handles; CONCURRENCY and PROCESSES may be 0: as the app's settings
-say. The end of the pipe ends it, and on Linux the kernel kills it with its supervisor, so no
-handler outlives the lease it runs under.
+say; with RELOADS it says where its code is. The end of the pipe ends it, and on Linux the kernel
+kills it with its supervisor, so no handler outlives the lease it runs under.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tenure.config import Settings
 from tenure.engine.board import inherited_board
 from tenure.engine.child import hello_of, serve
 from tenure.engine.copies import ignore_signals
+from tenure.engine.sources import source_folders, without_ours
 from tenure.engine.wire import Refused, frame
 from tenure.errors import TenureError
 from tenure.loading import load_app
@@ -38,7 +39,7 @@ def _die_with_parent() -> None:
 
 def main() -> None:
     _die_with_parent()
-    handle, spec, board_handle, concurrency, processes, solo = sys.argv[1:7]
+    handle, spec, board_handle, concurrency, processes, reloads, solo = sys.argv[1:8]
     sock = socket.socket(fileno=int(handle))
     sock.set_inheritable(False)  # a program started by a handler must not keep the pipe open
     board = inherited_board(int(board_handle))
@@ -48,11 +49,14 @@ def main() -> None:
         configure_logging(app.settings.log_level, as_json=app.settings.log_format == "json")
         for task in app.tasks.values():
             task.signature  # noqa: B018  a bad signature is said now, not at the first job
-        hello = hello_of(app)
+        hello = hello_of(app, source_folders(spec) if reloads == "1" else [])
     except Exception as error:
         if not isinstance(error, TenureError):
             traceback.print_exc()
-        sock.sendall(frame(Refused(f"{type(error).__name__}: {error}")))
+        elif reloads == "1" and error.__cause__ is not None:
+            traceback.print_exception(without_ours(error.__cause__))
+        folders = source_folders(spec) if reloads == "1" else []
+        sock.sendall(frame(Refused(f"{type(error).__name__}: {error}", folders)))
         sock.close()
         raise SystemExit(1) from None
     sharing = None if solo == "1" else int(processes) or app.settings.processes

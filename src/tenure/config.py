@@ -60,6 +60,8 @@ class Settings:
     queues: str | None = None
     shutdown_timeout: float = _within(30.0, 0, _DAY)
     start_timeout: float = _within(120.0, 0.1, _DAY)  # until a child has imported the app
+    max_jobs_per_child: int = _within(0, 0, 1_000_000_000)  # then another takes its place; 0: never
+    max_memory_per_child: int = _within(0, 0, 1 << 24)  # MB, the same
     timeout: float = _within(300.0, 0.01, 30 * _DAY)
     crash_limit: int = _within(3, 1, 100)
     loss_limit: int = _within(10, 1, 1000)

@@ -1,14 +1,11 @@
-"""`tenure worker` as a real process: drain, signals, log lines, the live line of a terminal."""
+"""`tenure worker` as a real process: drain, signals, log lines. `test_terminal.py` has more."""
 
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import signal
 import time
-from contextlib import suppress
 
 from .conftest import Cli, Stage
 
@@ -80,6 +77,40 @@ def test_other_queues_are_left_alone(stage: Stage) -> None:
     assert stage.status(stage["queued"]) == "queued"
 
 
+def test_a_queue_that_nobody_has_ever_used_is_pointed_out(stage: Stage) -> None:
+    ran = stage.tenure.shop("worker", "--drain", "-Q", "notification,default:2,zzz")
+
+    assert ran.code == 0
+    warnings = [line for line in ran.err.splitlines() if " WARNING " in line]
+    assert [line.partition(" WARNING ")[2] for line in warnings] == [
+        "no job has ever been in q:notification and no task of this app names it: did you mean "
+        "q:notifications? known are q:default, q:notifications",
+        "no job has ever been in q:zzz and no task of this app names it: "
+        "known are q:default, q:notifications",
+    ]
+
+
+def test_it_waits_at_a_queue_that_nobody_has_used(tenure: Cli) -> None:
+    with tenure.started("-A", "shop", "worker", "-Q", "zzz", "--max-jobs", "1") as working:
+        assert working.stderr is not None
+        while "no job has ever been in q:zzz" not in working.stderr.readline():
+            assert working.poll() is None
+        assert tenure.shop("enqueue", "report", "--queue", "zzz").code == 0
+        out, _ = working.communicate(timeout=20)
+    assert out.startswith("1 completed in ")
+
+
+def test_a_queue_that_a_task_names_is_known(tenure: Cli) -> None:
+    ran = tenure.shop("worker", "--drain", "-Q", "notifications")
+    assert "WARNING" not in ran.err
+
+
+def test_reload_and_drain_exclude_each_other(tenure: Cli) -> None:
+    ran = tenure.shop("worker", "--reload", "--drain")
+    assert (ran.code, ran.out) == (2, "")
+    assert "--reload goes on until it is stopped" in ran.err
+
+
 def test_a_wrong_app_or_queue(tenure: Cli) -> None:
     for args in (["-A", "nowhere", "worker"], ["-A", "shop", "worker", "-Q", "a:b"]):
         ran = tenure(*args)
@@ -124,32 +155,3 @@ def test_sigterm_ends_it_well(stage: Stage) -> None:
 
     assert working.returncode == 0
     assert out.startswith("1 completed in ")
-
-
-def test_a_terminal_sees_a_live_line(stage: Stage) -> None:
-    stage.tenure.shop("enqueue", "nap", '{"seconds": 0.7}')
-
-    screen = _on_a_terminal(stage.tenure, "-A", "shop", "worker", "--drain")
-
-    assert "\r\x1b[K0 done · 0 queued · 1 running · 0 jobs/s · 2 later · 2 dead" in screen
-    assert "\r\x1b[K2 completed in " in screen  # the line has gone
-
-
-def test_a_terminal_sees_colours_unless_told_otherwise(stage: Stage) -> None:
-    screen = _on_a_terminal(stage.tenure, "-A", "shop", "jobs")
-    assert "\x1b[31mfailed\x1b[0m" in screen
-    assert "\x1b[" not in _on_a_terminal(stage.tenure, "-A", "shop", "jobs", NO_COLOR="1")
-
-
-def _on_a_terminal(tenure: Cli, *args: str, **environment: str) -> str:
-    ours, theirs = pty.openpty()
-    size = {"TERM": "xterm", "COLUMNS": "120", **environment}
-    with tenure.started(*args, stdout=theirs, stderr=theirs, environment=size) as running:
-        os.close(theirs)
-        seen = b""
-        with suppress(OSError):  # how Linux says that the other side has hung up
-            while chunk := os.read(ours, 4096):
-                seen += chunk
-        running.wait(20)
-    os.close(ours)
-    return seen.decode()

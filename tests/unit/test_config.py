@@ -42,6 +42,8 @@ def test_defaults():
         "queues": None,
         "shutdown_timeout": 30.0,
         "start_timeout": 120.0,
+        "max_jobs_per_child": 0,
+        "max_memory_per_child": 0,
         "timeout": 300.0,
         "crash_limit": 3,
         "loss_limit": 10,

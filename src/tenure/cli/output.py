@@ -229,7 +229,7 @@ class LiveLine:
 
     def show(self, text: str) -> None:
         if self.on:
-            columns = shutil.get_terminal_size().columns
+            columns = _columns_of(sys.stderr)
             with self._lock:
                 self._text = cut(plain(text), columns - 1)
                 self._write(f"\r\x1b[K{self._text}")
@@ -256,3 +256,11 @@ class LiveLine:
     def _write(self, text: str) -> None:
         sys.stderr.write(text)
         sys.stderr.flush()
+
+
+def _columns_of(stream: TextIO) -> int:
+    """As wide as it is now; `shutil` asks about stdout, which may be elsewhere."""
+    try:
+        return int(os.environ.get("COLUMNS") or os.get_terminal_size(stream.fileno()).columns)
+    except (OSError, ValueError):
+        return shutil.get_terminal_size().columns

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +22,13 @@ from tenure.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     from tenure.engine.plan import Summary
+    from tenure.engine.supervisor import Supervisor
     from tenure.store import Store
-    from tenure.wakeup import Wakeup
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
-LOOK_EVERY = 1.0
+LOOK_EVERY = 0.5
 SHARE_OF_TIME = 20  # counting a large backlog takes at most a twentieth of the time
-ENDED = ("completed", "failed", "dead", "cancelled")
+RATE_SECONDS = 5.0
 
 
 def add_commands(commands: target.Commands) -> None:
@@ -63,7 +66,24 @@ def add_commands(commands: target.Commands) -> None:
         help="return when nothing is left that may be claimed now; say what was left and why",
     )
     parser.add_argument(
+        "--reload",
+        action="store_true",
+        help="for development: replace the children when a .py file of the app changes",
+    )
+    parser.add_argument(
         "--max-jobs", type=target.positive, metavar="N", help="stop after about N jobs"
+    )
+    parser.add_argument(
+        "--max-jobs-per-child",
+        type=target.positive,
+        metavar="N",
+        help="replace a child process that has had N jobs (default: never)",
+    )
+    parser.add_argument(
+        "--max-memory-per-child",
+        type=target.positive,
+        metavar="MB",
+        help="replace a child process that has grown beyond this, when a job ends (default: never)",
     )
     parser.add_argument(
         "--shutdown-timeout",
@@ -87,41 +107,51 @@ def _seconds(text: str) -> float:
 def work(args: argparse.Namespace) -> int:
     from tenure.app import open_store, open_wakeup
     from tenure.cli.logs import configure_logging
+    from tenure.cli.relay import Relay
     from tenure.engine.fleet import run_fleet
 
+    if args.reload and args.drain:
+        raise ConfigError("--reload goes on until it is stopped, --drain ends: leave one out")
     spec = target.app_spec(args)
     level = args.log_level or Settings.load().log_level
     os.environ["TENURE_LOG_LEVEL"] = level.upper()  # for the children, as is the URL
     os.environ["TENURE_LOG_FORMAT"] = "json" if args.json else "text"
     if args.url is not None:
         os.environ["TENURE_URL"] = args.url
-    line = output.LiveLine(wanted=not args.json)
+    # `worker | tee log`: what comes through a pipe would run into it, and nobody here sees when.
+    line = output.LiveLine(wanted=not args.json and output.is_terminal(sys.stdout))
     configure_logging(level, as_json=args.json, line=line)
-    progress = Progress(line)
+    progress, relay = Progress(line), Relay(line)
 
     def opened(settings: Settings) -> Store:
         _check_url(settings, args.url)
-        progress.start(open_store(settings))
         return open_store(settings)
 
-    def listening(settings: Settings, store: Store) -> Wakeup:
+    def working(settings: Settings, supervisor: Supervisor) -> None:
         _announce(settings, args)
-        return open_wakeup(settings, store)
+        if line.on:
+            progress.start(open_store(settings), supervisor, args.queues or settings.queues)
 
     try:
         summary = run_fleet(
             spec,
             opened,
-            listening,
+            open_wakeup,
             queues=args.queues,
             concurrency=args.concurrency,
             processes=args.processes,
             name=args.name,
             drain=args.drain,
             max_jobs=args.max_jobs,
+            reload=args.reload,
             shutdown_timeout=args.shutdown_timeout,
+            max_jobs_per_child=args.max_jobs_per_child,
+            max_memory_per_child=args.max_memory_per_child,
+            streams=relay.streams if line.on else None,
+            on_working=working,
         )
     finally:
+        relay.close()
         progress.stop()
     if args.json:
         output.say_json(summary._asdict())
@@ -157,27 +187,32 @@ def print_summary(summary: Summary) -> None:
         if isinstance(value, int) and value
     ]
     done = summary.completed + summary.failed + summary.dead + summary.cancelled
-    rate = f" ({done / summary.seconds:,.0f} jobs/s)" if done and summary.seconds >= 1 else ""
+    rate = f" ({_speed(done / summary.seconds)})" if done and summary.seconds >= 1 else ""
     output.say(f"{', '.join(counts) or 'nothing to do'} in {output.span(summary.seconds)}{rate}")
     for reason, number in summary.left.items():
         output.say(f"left: {output.count(number, 'job')} {reason}")
 
 
 class Progress:
-    """The live line of a worker in a terminal, counted by the store once a second."""
+    """The live line of a worker in a terminal: what this worker has done and runs, and what its
+    queues hold, about twice a second."""
 
     def __init__(self, line: output.LiveLine) -> None:
         self._line = line
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self, store: Store) -> None:
-        if self._line.on:
-            run = threading.Thread(target=self._run, args=(store,), name="tenure-progress")
-            run.daemon = True
-            with suppress(RuntimeError):  # no thread to be had: it does without
-                run.start()
-                self._thread = run
+    def start(self, store: Store, supervisor: Supervisor, queues: str | None) -> None:
+        from tenure.engine.plan import parse_queues
+
+        wanted = parse_queues(queues)
+        run = threading.Thread(
+            target=self._run, args=(store, supervisor, wanted), name="tenure-progress"
+        )
+        run.daemon = True
+        with suppress(RuntimeError):  # no thread to be had: it does without
+            run.start()
+            self._thread = run
 
     def stop(self) -> None:
         self._over.set()
@@ -185,38 +220,52 @@ class Progress:
             self._thread.join(timeout=2)
         self._line.clear()
 
-    def _run(self, store: Store) -> None:
-        begun = time.time_ns() // 1_000_000 // 60_000 * 60_000
-        before: tuple[float, int] | None = None
-        first = 0
-        pause = LOOK_EVERY
-        while not self._over.wait(pause if before else 0.2):
+    def _run(
+        self, store: Store, supervisor: Supervisor, wanted: Mapping[str, int | None] | None
+    ) -> None:
+        rate = Rate(time.monotonic())
+        pause = 0.0
+        while not self._over.wait(pause):
             asked = time.monotonic()
-            try:
-                done = _done(store, begun)
-                queues = store.queues()
-            except StoreError:
-                continue  # the engine says so in the log
-            if before is None:
-                first, before = done, (asked, done)
-            rate = (done - before[1]) / max(asked - before[0], 0.001)
-            before = (asked, done)
-            self._line.show(_progress_line(done - first, rate, queues))
+            with suppress(StoreError):  # the engine says so in the log
+                queues = [each for each in store.queues() if wanted is None or each.name in wanted]
+                # After the store was asked: a job that starts meanwhile is counted, if twice.
+                census = supervisor.census()
+                per_second = rate.at(time.monotonic(), census[0])
+                self._line.show(_progress_line(*census, per_second, queues))
             pause = max(LOOK_EVERY, SHARE_OF_TIME * (time.monotonic() - asked))
         store.close()
 
 
-def _done(store: Store, since_ms: int) -> int:
-    rollups = store.rollups(since_ms=since_ms)
-    return sum(r.runs for r in rollups if r.start >= since_ms and r.outcome in ENDED)
+class Rate:
+    """Jobs per second over the last few, from the beginning: none before one has passed."""
+
+    def __init__(self, begun: float) -> None:
+        self._seen: deque[tuple[float, int]] = deque([(begun, 0)])
+
+    def at(self, now: float, done: int) -> float | None:
+        self._seen.append((now, done))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - RATE_SECONDS:
+            self._seen.popleft()
+        since, before = self._seen[0]
+        return (done - before) / (now - since) if now - since >= 1.0 else None
 
 
-def _progress_line(done: int, rate: float, queues: list[Any]) -> str:
-    def figure(name: str) -> str:
+def _progress_line(
+    done: int, running: int, waiting: int, rate: float | None, queues: list[Any]
+) -> str:
+    def figure(name: str, more: int = 0) -> str:
         capped = any(name in queue.capped for queue in queues)
-        return output.at_least(sum(getattr(queue, name) for queue in queues), capped)
+        return output.at_least(sum(getattr(queue, name) for queue in queues) + more, capped)
 
-    parts = [f"{done:,} done", f"{figure('ready')} queued", f"{figure('running')} running"]
-    parts.append(f"{rate:,.0f} jobs/s")
+    # What waits in a child is still queued for whoever looks at it.
+    parts = [f"{done:,} done", f"{figure('ready', waiting)} queued", f"{running:,} running"]
+    if rate is not None:
+        parts.append(_speed(rate))
     parts += [f"{figure(name)} {name}" for name in ("later", "dead") if figure(name) != "0"]
     return " · ".join(parts)
+
+
+def _speed(rate: float) -> str:
+    """One job in ten seconds is not none."""
+    return f"{rate:,.1f} jobs/s" if 0 < rate < 9.95 else f"{rate:,.0f} jobs/s"

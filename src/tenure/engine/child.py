@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +20,7 @@ from tenure.engine.board import Board
 from tenure.engine.copies import end_copy, keep_copies_apart
 from tenure.engine.desk import Desk
 from tenure.engine.executor import Executor
+from tenure.engine.standby import Standby
 from tenure.engine.wire import (
     Cancel,
     Forget,
@@ -36,10 +37,11 @@ from tenure.policy import Exponential, Retry, delay_seconds
 
 log = logging.getLogger("tenure.worker")
 
+MOST_READ = 1 << 18  # bytes at once
 ORPHANED = 75  # the exit code of a child whose supervisor stood still: try again (EX_TEMPFAIL)
 
 
-def hello_of(app: Any) -> Hello:
+def hello_of(app: Any, folders: Sequence[str] = ()) -> Hello:
     settings = {name: task.settings for name, task in sorted(app.tasks.items())}
     return Hello(
         os.getpid(),
@@ -48,6 +50,8 @@ def hello_of(app: Any) -> Hello:
         [name for name, its in settings.items() if its.process],
         {name: its.keep for name, its in settings.items()},
         {name: after_time_outs(its.retry) for name, its in settings.items()},
+        sorted({its.queue for its in settings.values()}),
+        list(folders),
     )
 
 
@@ -112,32 +116,76 @@ class Vigil:
             self._tell()
 
 
-class _Link(asyncio.Protocol):
-    """The pipe as the loop sees it: orders in, reports out."""
+class _Link:
+    """The pipe as a child sees it: orders in, reports out. Read and written under the executor's
+    lock, by the loop or by whoever stands in for it."""
 
-    def __init__(self, executor_for: Callable[[Callable[[Report], None]], Executor]) -> None:
+    def __init__(
+        self, sock: socket.socket, executor_for: Callable[[Callable[[Report], None]], Executor]
+    ) -> None:
+        self._socket = sock
+        self._loop = asyncio.get_running_loop()
         self._frames = Frames(ToChild)
-        self._transport: Any = None
+        self._unsent = bytearray()
+        self._leaving = False  # when all is sent
+        self._closed = False
         self.executor = executor_for(self.send)
+        self._lock = self.executor.lock
         self.ended = asyncio.Event()
         self.garbled = False
 
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
-        transport.set_write_buffer_limits(high=1 << 26)
+    def open(self) -> None:
+        self._socket.setblocking(False)
+        self._loop.add_reader(self._socket, self.read)
         self.executor.begin()
 
-    def send(self, message: Report) -> None:
-        self._transport.write(frame(message))
+    def read(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                data = self._socket.recv(MOST_READ)
+            except (BlockingIOError, InterruptedError):
+                return  # somebody else has read it
+            except OSError:
+                data = b""  # reset: the same as the end of file
+            if not data:
+                self._close()
+                return
+            try:
+                for order in self._frames.feed(data):
+                    self._obey(order)
+            except Garbled as error:
+                log.error("what the supervisor said cannot be read, this child leaves: %s", error)
+                self.garbled = True
+                self._close()
 
-    def data_received(self, data: bytes) -> None:
-        try:
-            for order in self._frames.feed(data):
-                self._obey(order)
-        except Garbled as error:
-            log.error("what the supervisor said cannot be read, this child leaves: %s", error)
-            self.garbled = True
-            self._transport.abort()
+    def send(self, message: Report) -> None:
+        with self._lock:
+            self._unsent += frame(message)
+            self._write()
+
+    def _write(self) -> None:
+        while self._unsent and not self._closed:
+            try:
+                sent = self._socket.send(self._unsent)
+            except (BlockingIOError, InterruptedError):
+                self._loop.call_soon_threadsafe(self._when_there_is_room)
+                return
+            except OSError:
+                return  # the end of file says what to do
+            del self._unsent[:sent]
+        if self._leaving:
+            self._close()
+
+    def _when_there_is_room(self) -> None:
+        if not self._closed:
+            self._loop.add_writer(self._socket, self._write_on)
+
+    def _write_on(self) -> None:
+        with self._lock:
+            self._loop.remove_writer(self._socket)
+            self._write()
 
     def _obey(self, order: ToChild) -> None:
         match order:
@@ -149,16 +197,26 @@ class _Link(asyncio.Protocol):
                 self.executor.forget()
             case Stop():
                 self.executor.stop()
-                self.leave_when_idle()
+                self._loop.call_soon_threadsafe(self.leave_when_idle)
 
     def leave_when_idle(self) -> None:
         asyncio.ensure_future(self._leave_when_idle())  # noqa: RUF006  ends the process
 
     async def _leave_when_idle(self) -> None:
         await self.executor.idle.wait()
-        self._transport.close()  # after what is buffered has been written
+        with self._lock:
+            self._leaving = True
+            self._write()
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def _close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._loop.call_soon_threadsafe(self._close_on_loop)
+
+    def _close_on_loop(self) -> None:
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
         self.ended.set()
 
 
@@ -166,7 +224,7 @@ async def _serve(
     sock: socket.socket, app: Any, board: Board, concurrency: int, hello: Hello
 ) -> bool:
     loop = asyncio.get_running_loop()
-    link = _Link(lambda send: Executor(Desk(app), board, concurrency, send))
+    link = _Link(sock, lambda send: Executor(Desk(app), board, concurrency, send))
     keep_copies_apart(link.executor, board, loop, [sock.fileno()])
 
     def give_up() -> None:
@@ -184,22 +242,23 @@ async def _serve(
         board.leave()
         os._exit(ORPHANED)
 
-    await _start_thread(Vigil(board, app.settings.lease_seconds, tell, end).run)
+    await _start_thread("vigil", Vigil(board, app.settings.lease_seconds, tell, end).run)
     try:
         sock.sendall(frame(hello))
     except OSError:
         return False  # our supervisor is gone already
-    await loop.connect_accepted_socket(lambda: link, sock)
+    link.open()
+    await _start_thread("standby", Standby(link.executor, threading.get_ident(), link.read).run)
     await link.ended.wait()
     return not link.garbled
 
 
-async def _start_thread(work: Callable[[], None]) -> None:
+async def _start_thread(name: str, work: Callable[[], None]) -> None:
     """As soon as the system has one to give."""
     pause = 0.1
     while True:
         try:
-            threading.Thread(target=work, name="tenure-vigil", daemon=True).start()
+            threading.Thread(target=work, name=f"tenure-{name}", daemon=True).start()
             return
         except RuntimeError as error:
             log.warning("no thread to begin with (%s): trying again in %.1f s", error, pause)

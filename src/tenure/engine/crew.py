@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Protocol
 
 from tenure.engine.board import Board, make_board
@@ -42,6 +42,10 @@ class Channel(Protocol):
     def close(self) -> None: ...
 
 
+# Where a child prints, for as long as it takes to start it; None: where we do.
+Streams = Callable[[], AbstractContextManager[int | None]]
+
+
 class Child:
     """One process (or embedded executor) and the jobs it has been given."""
 
@@ -63,6 +67,12 @@ class Child:
         self.killed: str | None = None  # why we killed it
         self.gone = False
         self.useful = False  # has begun or ended at least one job
+        self.quota: int | None = None  # so many more it may be given; None: any number
+        self.ran = 0  # jobs that have ended here
+        self.weighed = self.begun  # when its memory was last looked at
+        self.unweighed = False  # a job has ended since
+        self.worn = False  # it has had its jobs, or has grown: another takes its place
+        self.leave_by = float("inf")  # when it is killed, should it not have left
         self.stuck = 0  # threads it has lost to handlers that do not end
         self.holds: dict[str, tuple[ClaimedJob, int]] = {}  # id -> job, slot
         self.cancels: dict[str, float] = {}  # id -> when it was asked to stop
@@ -88,7 +98,8 @@ class Child:
         if not self.ready or self.leaving or self.halted is not None or self.board.left:
             return 0
         ahead = 0 if self.solo else min(int(self._rate * AHEAD_SECONDS), self.most_ahead)
-        return max(0, self.concurrency + ahead - len(self.holds))
+        room = max(0, self.concurrency + ahead - len(self.holds))
+        return room if self.quota is None else min(room, self.quota)
 
     def hand(self, jobs: list[ClaimedJob], worker: Registration) -> bool:
         """Give it jobs to run; False when it is gone or does not answer, and takes none."""
@@ -98,6 +109,8 @@ class Child:
                 return False
             if not self.holds:
                 self._since = time.monotonic()
+            if self.quota is not None:
+                self.quota -= len(jobs)
             for job in jobs:
                 slot = self._free_slots.pop()
                 self.board.assign(slot, job.id)
@@ -119,6 +132,10 @@ class Child:
             self.useful = self.useful or any(started for _job, started in held)
             self.holds = {}
         return held
+
+    def marks(self) -> list[float]:
+        """What the board says of each job it holds: see `Board.started`."""
+        return [self.board.started(slot) for _job, slot in list(self.holds.values())]
 
     def halt(self, now: float) -> None:
         """Its loop stands still: let it start nothing, and give it nothing."""
@@ -163,6 +180,7 @@ class Child:
                     self.cancels.pop(id, None)
                     self._free_slots.append(held[1])
             self._measure(len(runs))
+            self.ran += len(runs)
         self.useful = self.useful or bool(runs)
 
     def _measure(self, count: int) -> None:
@@ -268,11 +286,14 @@ class Crew:
         worker_id: Callable[[], str],
         on_message: Callable[[Child, FromChild], None],
         on_end: Callable[[Child], None],
+        streams: Streams | None = None,
     ) -> None:
         self._spec = spec
+        self._streams = streams or nullcontext
         self.worker_id = worker_id
         self.on_message = on_message
         self.on_end = on_end
+        self.reloads = False  # they say where their code is, and their errors with a traceback
         self.processes = 0  # how many share the app's connections; 0: as its settings say
         self._count = 0
         self._excused = False
@@ -296,7 +317,7 @@ class Crew:
         child = Child(self._count, board, concurrency or 1, solo=solo)
         ours, theirs = socket.socketpair()
         undo.callback(ours.close)
-        with theirs:
+        with theirs, self._streams() as printed:
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
             lent = board.lend()
@@ -305,6 +326,9 @@ class Crew:
                     self._command(theirs.fileno(), lent, concurrency, solo),
                     pass_fds=(theirs.fileno(), lent),
                     stdin=subprocess.DEVNULL,
+                    stdout=printed,
+                    stderr=printed,
+                    env=self._environment(),
                 )
             finally:
                 os.close(lent)
@@ -319,8 +343,14 @@ class Crew:
 
     def _command(self, pipe: int, board: int, concurrency: int | None, solo: bool) -> list[str]:
         """See `tenure/child.py`. One that runs a single job has one connection, if it needs any."""
-        numbers = (concurrency or 0, 0 if solo else self.processes, int(solo))
+        shared = 0 if solo else self.processes
+        numbers = (concurrency or 0, shared, int(self.reloads), int(solo))
         return [
             sys.executable, "-m", "tenure.child", str(pipe), self._spec, str(board),
             *map(str, numbers),
         ]  # fmt: skip
+
+    def _environment(self) -> dict[str, str] | None:
+        """Compiled files know a source by its second and its size: two saves within one second are
+        the same to them."""
+        return {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"} if self.reloads else None

@@ -21,7 +21,8 @@ from tenure.engine.copies import end_copy, keep_copies_apart
 from tenure.engine.crew import SLOTS, Child, excuse
 from tenure.engine.desk import Desk, Employer
 from tenure.engine.executor import Executor
-from tenure.engine.plan import Plan, Summary, parse_queues
+from tenure.engine.plan import Plan, Summary, parse_queues, point_out_unknown
+from tenure.engine.standby import Standby
 from tenure.engine.supervisor import Supervisor
 from tenure.engine.wire import Cancel, Forget, Report, Run, Stop, ToChild
 from tenure.store import Store
@@ -54,6 +55,9 @@ class _Local:
         self._loop.call_soon(self._executor.begin)
         self._thread = threading.Thread(target=self._serve, name="tenure-executor", daemon=True)
         self._thread.start()
+        ident = self._thread.ident or 0
+        self._standby = Standby(self._executor, ident)
+        threading.Thread(target=self._standby.run, name="tenure-standby", daemon=True).start()
 
     def send(self, message: ToChild) -> None:
         match message:
@@ -70,6 +74,7 @@ class _Local:
         """Nothing is read: reports come as calls."""
 
     def close(self) -> None:
+        self._standby.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=2)
 
@@ -100,11 +105,13 @@ def _supervisor(
     )
     for task in app.tasks.values():
         task.signature  # noqa: B018  a bad signature is said now, not at the first job
-    app.store.queue_names()  # as in fleet.py: fails without tables, keeps SQLite's log open
+    used = app.store.queue_names()  # as in fleet.py: fails without tables, keeps the log open
+    hello = hello_of(app)
+    point_out_unknown(plan.queues, used, hello.queues)
     wakeup = app.open_wakeup()
     supervisor = Supervisor(app.store, settings, wakeup, plan)
     # No processes to give here: a task that asks for one runs in a thread.
-    supervisor.learn(msgspec.structs.replace(hello_of(app), alone=[]))
+    supervisor.learn(msgspec.structs.replace(hello, alone=[]))
     supervisor.enlist()
     board = make_board(supervisor.worker_id, 1, SLOTS)
     excuse(board)
@@ -165,7 +172,7 @@ def stopped_by_signals(supervisor: Supervisor) -> Iterator[None]:
         yield
         return
     before = {
-        number: signal.signal(number, lambda *_: supervisor.stop())
+        number: signal.signal(number, lambda *_: supervisor.interrupt())
         for number in (signal.SIGTERM, signal.SIGINT)
     }
     try:

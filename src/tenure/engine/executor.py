@@ -3,17 +3,22 @@
 One executor lives in each child (or, embedded, in a thread of the program): an asyncio loop for
 `async def` handlers, threads for `def` ones. A run is five calls in a row: unpack the arguments,
 call, wait, judge (all in `run.py`), report.
+
+A handler may block the loop. Then another thread stands in for it (`standby.py`): what concerns
+`def` jobs goes on. So whatever changes the books here does it under `lock`; the loop's own things
+(tasks, timers, events) only the loop touches.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from tenure import outcome
 from tenure.context import Lifecycle, act_for
@@ -22,6 +27,7 @@ from tenure.engine.chronicle import Chronicle
 from tenure.engine.copies import end_copy
 from tenure.engine.desk import Desk
 from tenure.engine.run import JobRun, call, judge_error, judge_value, why_stopped
+from tenure.engine.threads import Threads
 from tenure.engine.wire import Assignment, Cancel, Report, Run
 
 log = logging.getLogger("tenure.worker")
@@ -30,6 +36,20 @@ TICK = 0.05  # how often time-outs and progress are looked at, while anything ru
 BEAT, IDLE_BEAT = 0.25, 1.0  # how often the board hears that the loop turns
 STOP_GRACE = 1.0  # after its time-out a handler has this long to end by itself
 PROGRESS_EVERY = 0.25
+
+
+_Call = TypeVar("_Call", bound=Callable[..., None])
+
+
+def _locked(method: _Call) -> _Call:
+    """Changes the books; a third of a microsecond, mostly once a batch."""
+
+    @functools.wraps(method)
+    def locked(self: Executor, *args: Any) -> None:
+        with self.lock:
+            method(self, *args)
+
+    return locked  # type: ignore[return-value]
 
 
 class Executor:
@@ -50,7 +70,7 @@ class Executor:
         self._ended: list[outcome.Ended] = []
         self._said: list[tuple[str, int, str]] = []  # last words on progress of what has ended
         self._chronicle = Chronicle(lambda: desk.worker.id)
-        self._threads = _Threads(self._run_in_thread)
+        self._threads = Threads(self._run_in_thread)
         self._from_threads: deque[tuple[JobRun, outcome.Outcome]] = deque()
         self._collecting = False
         self._loop: asyncio.AbstractEventLoop
@@ -59,6 +79,11 @@ class Executor:
         self._threadless = False  # jobs wait for a thread, and we will try again
         self._stuck = 0
         self._stopping = False
+        self._standing_in = False  # whoever holds the lock is not the loop
+        self._resuming = False  # when it turns again, the loop starts what is left
+        self.lock = threading.RLock()
+        self.turned = time.monotonic()  # when the loop last did
+        self.working = threading.Event()  # jobs run: it turns every TICK, else every IDLE_BEAT
         self.copied = False  # this is a process that a handler has forked
         self.idle = asyncio.Event()  # set when stopping and nothing runs any more
 
@@ -68,6 +93,7 @@ class Executor:
         self._beat()
 
     # -- orders from the supervisor, on the loop's thread ------------------------------------
+    @_locked
     def assign(self, order: Run) -> None:
         self._desk.worker = order.worker
         self._chronicle.look()
@@ -81,6 +107,7 @@ class Executor:
         else:
             self._start_next()
 
+    @_locked
     def cancel(self, order: Cancel) -> None:
         for job_id, reason in order.ids.items():
             run = self._running.get(job_id)
@@ -88,10 +115,11 @@ class Executor:
                 run.cancel_reason, run.lost = reason, reason is None
                 run.cancel_by = time.monotonic() + self._desk.cancel_grace
                 if run.waiter is not None:
-                    run.waiter.cancel()
+                    self._on_loop(run.waiter.cancel)
             else:
                 self._cancel_waiting(job_id, reason)
 
+    @_locked
     def stop(self) -> None:
         """Start nothing more and give back what waits; `idle` is set when the rest has ended."""
         self._stopping = True
@@ -100,6 +128,7 @@ class Executor:
             self._finish_unstarted(waiting, outcome.Released("the worker is shutting down"))
         self._when_idle()
 
+    @_locked
     def forget(self) -> None:
         """Our loop stood still, and whatever waits here was taken back meanwhile."""
         while self._backlog:
@@ -127,6 +156,7 @@ class Executor:
     # -- starting -----------------------------------------------------------------------------
     def _start_next(self) -> None:
         threadless: list[Assignment] = []
+        loopless: list[Assignment] = []  # which cannot start their tasks now
         while self._backlog and len(self._running) < self._concurrency and not self._stopping:
             assignment = self._backlog.popleft()
             task = self._tasks.get(assignment.job.type)
@@ -135,19 +165,34 @@ class Executor:
                 self._finish_unstarted(assignment, gone)
                 continue
             is_async = task.signature.is_async
-            if is_async or self._threads.reserve():
+            if is_async and self._standing_in:
+                loopless.append(assignment)
+            elif is_async or self._threads.reserve():
                 self._start(JobRun(assignment, task, self._desk), is_async)
             else:
                 threadless.append(assignment)
-        if threadless:
-            self._backlog.extendleft(reversed(threadless))
-            if not self._threadless:
-                self._threadless = True
-                self._loop.call_later(self._threads.pause, self._try_threads)
+        self._backlog.extendleft(reversed(loopless))
+        self._backlog.extendleft(reversed(threadless))
+        if self._standing_in:  # which looks again in a moment; and the loop, when it turns
+            if not self._resuming:
+                self._resuming = True
+                self._loop.call_soon_threadsafe(self._resume)
+            return
+        if threadless and not self._threadless:
+            self._threadless = True
+            self._loop.call_later(self._threads.pause, self._try_threads)
         if self._running and not self._ticking:
             self._ticking = True
+            self.turned = time.monotonic()
+            self.working.set()
             self._loop.call_later(TICK, self._tick)
 
+    @_locked
+    def _resume(self) -> None:
+        self._resuming = False
+        self._start_next()
+
+    @_locked
     def _try_threads(self) -> None:
         self._threadless = False
         self._start_next()
@@ -183,11 +228,10 @@ class Executor:
             ended = judge_error(error, run)
         if self.copied:
             end_copy(None)
-        if run.done:
-            self._stuck -= 1  # it was given up long ago, and has ended after all
-            return
-        self._announce_end(run, ended)
-        self._finish(run, ended)
+        if not run.done:
+            self._announce_end(run, ended)
+        with self.lock:
+            self._end(run, ended)
 
     def _run_in_thread(self, run: JobRun) -> None:
         try:
@@ -209,14 +253,11 @@ class Executor:
             self._collecting = True
             self._loop.call_soon_threadsafe(self._collect)
 
+    @_locked
     def _collect(self) -> None:
         self._collecting = False  # before the queue is emptied: later entries ask again
         while self._from_threads:
-            run, ended = self._from_threads.popleft()
-            if run.done:  # its time-out was reported long ago; the thread is usable again
-                self._stuck -= 1
-            else:
-                self._finish(run, ended)
+            self._end(*self._from_threads.popleft())
 
     # -- hooks --------------------------------------------------------------------------------
     def _announce_start(self, run: JobRun) -> None:
@@ -248,6 +289,12 @@ class Executor:
             self._desk.tell(Lifecycle.ended(kind, run.job, result, error, raised))
 
     # -- ending -------------------------------------------------------------------------------
+    def _end(self, run: JobRun, how: outcome.Outcome) -> None:
+        if run.done:  # its time-out was reported long ago; its thread is usable again
+            self._stuck -= 1
+        else:
+            self._finish(run, how)
+
     def _finish(self, run: JobRun, how: outcome.Outcome) -> None:
         run.done = True
         self._board.end(run.slot)
@@ -276,14 +323,21 @@ class Executor:
         if not self._running:
             self._chronicle.sum_up(at_once=True)
             self._flush()
-            self.idle.set()
+            self._on_loop(self.idle.set)
+
+    def _on_loop(self, call: Callable[[], object]) -> None:
+        if self._standing_in:
+            self._loop.call_soon_threadsafe(call)
+        else:
+            call()
 
     def _soon_flush(self) -> None:
         """All that ends in one turn of the loop goes into one message."""
-        if not self._flushing:
+        if not self._flushing and not self._standing_in:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
 
+    @_locked
     def _flush(self) -> None:
         self._flushing = False
         if self._ended:
@@ -292,16 +346,45 @@ class Executor:
             self._send(Report(ended, said, self._stuck))
 
     # -- time ---------------------------------------------------------------------------------
+    def stand_in(self, read: Callable[[], None]) -> None:
+        """The loop does not turn: what it would do for `def` jobs, from another thread. `read`
+        takes orders. Whoever has the lock is doing something, and that will do."""
+        if not self.lock.acquire(blocking=False):
+            return
+        try:
+            self._standing_in = True
+            read()
+            self._collect()
+            self._start_next()
+            self._look_after_runs(time.monotonic())
+            self._flush()
+        finally:
+            self._standing_in = False
+            self.lock.release()
+
+    def runs(self) -> list[JobRun]:
+        return list(self._running.values())
+
     def _beat(self) -> None:
-        self._board.beat(time.monotonic())
+        self.turned = time.monotonic()
+        self._board.beat(self.turned)
         self._chronicle.sum_up()
         pause = BEAT if self._running or self._backlog else IDLE_BEAT
         self._loop.call_later(pause, self._beat)
 
+    @_locked
     def _tick(self) -> None:
-        now = time.monotonic()
+        self.turned = time.monotonic()
+        self._look_after_runs(self.turned)
+        self._ticking = bool(self._running)
+        if self._ticking:
+            self._loop.call_later(TICK, self._tick)
+        else:
+            self.working.clear()
+
+    def _look_after_runs(self, now: float) -> None:
         progress = []
-        for run in list(self._running.values()):
+        for run in self.runs():
             if run.progress is not None and now >= run.progress_due:
                 progress.append((run.job.id, run.job.lease_no, run.progress))
                 run.progress, run.progress_due = None, now + PROGRESS_EVERY
@@ -309,69 +392,20 @@ class Executor:
                 self._overrun(run, now)
         if progress:
             self._send(Report([], progress, self._stuck))
-        self._ticking = bool(self._running)
-        if self._ticking:
-            self._loop.call_later(TICK, self._tick)
 
     def _overrun(self, run: JobRun, now: float) -> None:
         """First ask: cancel the task, set the token. Who does not listen, to a time-out or to a
         cancellation, is given up and its outcome said for it; the child is then replaced. A loop
         that is blocked cannot even do this: that child is the supervisor's to kill."""
+        if self._standing_in and (run.waiter is not None or run.timed_out):
+            return
         if now >= run.deadline and not run.timed_out:
             run.timed_out = True
             run.cancel_reason = run.cancel_reason or "timed out"
             if run.waiter is not None:
                 run.waiter.cancel()
-        elif now >= min(run.deadline + STOP_GRACE, run.cancel_by):
+        elif not self._standing_in and now >= min(run.deadline + STOP_GRACE, run.cancel_by):
             self._stuck += 1
             how = judge_error(why_stopped(run), run)
             self._announce_end(run, how)
             self._finish(run, how)
-
-
-class _Threads:
-    """As many threads as run `def` handlers at once: a new one whenever none is free."""
-
-    LONGEST_PAUSE = 5.0
-
-    def __init__(self, work: Callable[[JobRun], None]) -> None:
-        self._work = work
-        self._queue: SimpleQueue[JobRun] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._free = 0  # threads waiting for work
-        self._not_before = 0.0
-        self.pause = 0.0  # how long to wait, when there is none to be had
-
-    def reserve(self) -> bool:
-        """One thread for what is put next; False when the system has none to give."""
-        with self._lock:
-            if self._free > 0:
-                self._free -= 1
-                return True
-        now = time.monotonic()
-        if now < self._not_before:
-            return False
-        try:
-            threading.Thread(target=self._serve, name="tenure-job", daemon=True).start()
-        except RuntimeError as error:
-            self.pause = min(self.pause * 2 or 0.1, self.LONGEST_PAUSE)
-            self._not_before = now + self.pause
-            log.warning(
-                "no thread for a job (%s): it waits, trying again in %.1f s", error, self.pause
-            )
-            return False
-        self.pause = 0.0
-        return True
-
-    def release(self) -> None:
-        with self._lock:
-            self._free += 1
-
-    def put(self, run: JobRun) -> None:
-        self._queue.put(run)
-
-    def _serve(self) -> None:
-        while True:
-            run = self._queue.get()
-            self._work(run)
-            self.release()

@@ -18,9 +18,10 @@ from typing import Any
 
 from tenure.config import Settings
 from tenure.engine import host
-from tenure.engine.crew import CannotStart, Child, Crew
+from tenure.engine.crew import CannotStart, Child, Crew, Streams
 from tenure.engine.embedded import stopped_by_signals
-from tenure.engine.plan import Plan, Summary, parse_queues
+from tenure.engine.plan import Plan, Summary, parse_queues, point_out_unknown
+from tenure.engine.sources import Sources
 from tenure.engine.supervisor import Supervisor
 from tenure.engine.wire import FromChild, Hello, Refused
 from tenure.errors import ConfigError
@@ -48,20 +49,28 @@ def run_fleet(
     concurrency: int | None = None,
     processes: int | None = None,
     shutdown_timeout: float | None = None,
+    max_jobs_per_child: int | None = None,
+    max_memory_per_child: int | None = None,
     name: str | None = None,
     drain: bool = False,
     max_jobs: int | None = None,
+    reload: bool = False,
+    streams: Streams | None = None,
+    on_working: Callable[[Settings, Supervisor], None] | None = None,
 ) -> Summary:
     wanted_queues = parse_queues(queues)
     mail = _Mail()
     worker_id = host.new_worker_id()
-    crew = Crew(spec, lambda: worker_id, mail.put, lambda child: mail.put(child, None))
+    crew = Crew(spec, lambda: worker_id, mail.put, lambda child: mail.put(child, None), streams)
     crew.processes = processes or 0
-    first, hello = _first_child(lambda: _insist(lambda: crew.start(concurrency)), mail)
+    crew.reloads = reload
+    first, hello = _first_child(lambda: _insist(lambda: crew.start(concurrency)), mail, reload)
     chosen: dict[str, Any] = {
         "concurrency": concurrency,
         "processes": processes,
         "shutdown_timeout": shutdown_timeout,
+        "max_jobs_per_child": max_jobs_per_child,
+        "max_memory_per_child": max_memory_per_child,
     }
     given = {setting: value for setting, value in chosen.items() if value is not None}
     settings = Settings.from_env(hello.environment)
@@ -74,6 +83,7 @@ def run_fleet(
         processes=settings.processes,
         drain=drain,
         max_jobs=max_jobs,
+        reload=reload,
         name=name,
     )
     children, working = [first], False
@@ -84,7 +94,7 @@ def run_fleet(
         with closing(open_store(settings)) as store:
             # Fails here when there are no tables; on SQLite it keeps a connection open, and so the
             # log the wake-up watches. Nothing is migrated: a worker's role may not be allowed to.
-            store.queue_names()
+            used = store.queue_names()
             with closing(open_wakeup(settings, store)) as wakeup:
                 supervisor = Supervisor(store, settings, wakeup, plan)
                 supervisor.learn(hello)
@@ -92,6 +102,9 @@ def run_fleet(
                 crew.on_message, crew.on_end = supervisor.on_message, supervisor.on_end
                 crew.worker_id = lambda: supervisor.worker_id
                 mail.forward(supervisor)
+                if on_working is not None:
+                    on_working(settings, supervisor)
+                point_out_unknown(plan.queues, used, hello.queues)
                 gc.freeze()
                 gc.set_threshold(COLLECT_AFTER)
                 with stopped_by_signals(supervisor):
@@ -119,7 +132,7 @@ class _Mail:
             else:  # its pipe asked us a moment before it was told of the supervisor
                 _tell(self._supervisor, child, said)
 
-    def get(self, timeout: float) -> FromChild | None:
+    def get(self, timeout: float | None) -> FromChild | None:
         """Of the first child, while it is the only one."""
         return self._kept.get(timeout=timeout)[1]
 
@@ -149,11 +162,13 @@ def _insist(start: Callable[[], Child]) -> Child:
             pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def _first_child(start: Callable[[], Child], mail: _Mail) -> tuple[Child, Hello]:
+def _first_child(start: Callable[[], Child], mail: _Mail, reload: bool) -> tuple[Child, Hello]:
     """The child that tells us what the app is. One that was killed before it could (by hand, for
-    want of memory) says nothing about the app: another is started."""
+    want of memory) says nothing about the app: another is started. With `reload` code that cannot
+    be loaded is waited for until it changes."""
     patience = Settings.load().start_timeout  # ours: what the app says is not known yet
-    for attempt in range(1, STARTS + 1):
+    killings = 0
+    while True:
         child = start()
         try:
             said = mail.get(timeout=patience)
@@ -170,7 +185,19 @@ def _first_child(start: Callable[[], Child], mail: _Mail) -> tuple[Child, Hello]
         killed = said is None and child.process is not None and (child.process.returncode or 0) < 0
         child.kill("the app could not be loaded")
         child.close()
-        if not killed or attempt == STARTS:
-            break
+        if reload and isinstance(said, Refused):
+            _wait_for_a_change(mail, said)
+            continue
+        killings += 1
+        if not killed or killings == STARTS:
+            raise ConfigError(f"the app could not be loaded: {how}")
         log.warning("the first child is gone before it said hello: %s; starting another", how)
-    raise ConfigError(f"the app could not be loaded: {how}")
+
+
+def _wait_for_a_change(mail: _Mail, said: Refused) -> None:
+    log.error("the app could not be loaded: %s", said.message)
+    log.info("waiting for the next change")
+    mail.get(timeout=None)  # its end
+    sources = Sources()
+    sources.watch(said.folders)
+    log.info("%s has changed: trying again", sources.wait(threading.Event()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 import time
 from functools import cache
@@ -39,6 +40,24 @@ def _stat(pid: int) -> tuple[str, str] | None:
             words = file.read().rpartition(")")[2].split()
             return words[0], words[19]
     except (OSError, IndexError):
+        return None
+
+
+def resident_bytes(pid: int) -> int | None:
+    """What a process has in memory; None when nobody tells us."""
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return None if sys.platform.startswith("linux") else _asked_of_ps(pid)
+
+
+def _asked_of_ps(pid: int) -> int | None:
+    command = ["ps", "-o", "rss=", "-p", str(pid)]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=5)  # noqa: S603
+        return int(found.stdout) * 1024
+    except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
 
 

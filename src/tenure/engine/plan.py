@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from tenure import policy
 from tenure.errors import ConfigError
+
+log = logging.getLogger("tenure.worker")
+ENDS = ("completed", "failed", "dead", "cancelled")  # of jobs, in a summary
+MOST_NAMED = 10  # queues, in a line of the log
 
 
 class Plan(NamedTuple):
@@ -17,6 +22,7 @@ class Plan(NamedTuple):
     solos: int = 4  # suspects run alone, so many at a time
     drain: bool = False
     max_jobs: int | None = None
+    reload: bool = False  # the children, when their code changes
     name: str | None = None
 
 
@@ -49,3 +55,29 @@ def parse_queues(text: str | Sequence[str] | None) -> dict[str, int | None] | No
             raise ConfigError(f"{part!r}: write a queue as name or name:most, such as default:2")
         found[policy.queue_name(name)] = int(cap) if cap else None
     return found
+
+
+def point_out_unknown(
+    queues: Mapping[str, int | None] | None, used: Collection[str], named: Collection[str]
+) -> None:
+    """A queue to serve that no job was ever in (`used`) and no task names (`named`) is most likely
+    misspelt. It may be filled tomorrow, so it is served all the same."""
+    known = sorted({*used, *named})
+    for name in queues or ():
+        if name in known:
+            continue
+        shown = ", ".join(f"q:{each}" for each in known[:MOST_NAMED])
+        more = f" and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
+        log.warning(
+            "no job has ever been in q:%s and no task of this app names it: %s%s",
+            name,
+            _close(name, known),
+            f"known are {shown}{more}" if known else "no queue is known yet",
+        )
+
+
+def _close(name: str, known: Sequence[str]) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, n=1)
+    return f"did you mean q:{close[0]}? " if close else ""

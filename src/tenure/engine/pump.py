@@ -47,7 +47,7 @@ class Pump:
         wakeup: Wakeup,
         plan: Plan,
         roster: Roster,
-        on_alone: Callable[[], None],
+        on_crew: Callable[[], None],
         on_done: Callable[[], None],
         on_idle: Callable[[], None],
         on_calm: Callable[[], None],
@@ -57,7 +57,7 @@ class Pump:
         self._wakeup = wakeup
         self._plan = plan
         self._roster = roster
-        self._on_alone = on_alone
+        self._on_crew = on_crew  # there is something to do for who starts processes
         self._on_done = on_done  # drained, or max_jobs reached
         self._on_idle = on_idle  # nothing to write, or nothing to claim
         self._on_calm = on_calm  # a hint may have been about a cancel request
@@ -193,7 +193,7 @@ class Pump:
             alone = [job for job in jobs if self._runs_alone(job)]
             if alone:
                 self._roster.alone.extend(alone)
-                self._on_alone()
+                self._on_crew()
             self._hand_out([job for job in jobs if not self._runs_alone(job)], rooms)
         return len(jobs)
 
@@ -271,6 +271,10 @@ class Pump:
         jobs += claim.jobs
         return claim.suspects
 
+    def learn(self, types: frozenset[str], alone: frozenset[str]) -> None:
+        self.types, self.alone = types, alone
+        self.__dict__.pop("_together", None)
+
     @functools.cached_property
     def _together(self) -> frozenset[str]:
         """The types that run beside others, for a worker that has enough of the rest."""
@@ -313,6 +317,8 @@ class Pump:
             if batch and not child.hand(batch, self._roster.worker):
                 for job in batch:
                     self.end(job, outcome.Released("its process ended before it started"))
+            if child.quota == 0:
+                self._on_crew()  # it needs a successor
 
     def _complain(self, unknown: Mapping[str, int]) -> None:
         for type_, count in unknown.items():

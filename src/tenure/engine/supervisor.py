@@ -18,6 +18,7 @@ process.
 
 from __future__ import annotations
 
+import functools
 import logging
 import queue
 import threading
@@ -31,8 +32,9 @@ from tenure.engine import host
 from tenure.engine.crew import MOST_AHEAD_PARALLEL, CannotStart, Child
 from tenure.engine.janitor import Janitor
 from tenure.engine.loops import Loops
-from tenure.engine.plan import Plan, Summary
+from tenure.engine.plan import ENDS, Plan, Summary
 from tenure.engine.pump import Pump
+from tenure.engine.reload import Reload
 from tenure.engine.renewal import Renewal
 from tenure.engine.retention import Retention
 from tenure.engine.roster import Roster
@@ -72,7 +74,7 @@ class Supervisor:
             wakeup,
             plan,
             self._roster,
-            on_alone=lambda: self._events.put(("tick", None)),
+            on_crew=lambda: self._events.put(("tick", None)),
             on_done=self.stop,
             on_idle=self._look,
             on_calm=self._ask_for_cancels,
@@ -82,14 +84,14 @@ class Supervisor:
             settings.lease_renew_seconds,
             self._roster,
             lease=settings.lease_seconds,
-            news=lambda: self._meta() if self._loops.trouble() else None,
+            news=lambda: self._meta() if plan.reload or self._loops.trouble() else None,
             on_renewed=self._janitor.wrote,
             on_declared_dead=lambda worker: self._events.put(("declared-dead", worker)),
             give_back=self._give_back,
             unwritten=self._pump.finisher.holds,
             claims=lambda: (self._pump.turns, self._pump.busy),
         )
-        self._watch = Watch(self._roster, settings.start_timeout, self._pump.end)
+        self._watch = Watch(self._roster, settings, self._pump.end)
         loops = {
             "pump": self._pump.run,
             "renewal": self._renewal.run,
@@ -97,6 +99,11 @@ class Supervisor:
             "retention": self._retention.run,
             "pulse": self._renewal.run_pulse,
         }
+        self._reload = Reload(self._roster, settings.shutdown_timeout)
+        if plan.reload:
+            loops["sources"] = functools.partial(
+                self._reload.run, lambda path: self._events.put(("changed", path))
+            )
         if store.parallel:
             loops["finishes"] = self._pump.run_finishes
         self._loops = Loops(loops)
@@ -104,6 +111,7 @@ class Supervisor:
         self._start_pause = 0.0
         self._stopping = False  # plain: set by signal handlers, which must take no lock
         self._stop_by = float("inf")
+        self._interrupted = False
         self._begun = time.monotonic()
 
     @property
@@ -111,9 +119,9 @@ class Supervisor:
         return self._roster.worker.id
 
     def learn(self, hello: Hello) -> None:
-        """What the app is, as its first child tells it."""
-        self._pump.types = frozenset(hello.types)
-        self._pump.alone = frozenset(hello.alone)
+        """What the app is, as its first child tells it (and every one, where code changes)."""
+        self._reload.sources.watch(hello.folders)
+        self._pump.learn(frozenset(hello.types), frozenset(hello.alone))
         self._watch.time_outs = hello.time_outs
         self._retention.keep = hello.keep
 
@@ -162,10 +170,17 @@ class Supervisor:
         self._sign_off()
         return self.summary()
 
+    def interrupt(self) -> None:
+        """A signal: stop, and say so. A second one ends it now. Takes no lock."""
+        if self._interrupted:
+            self.stop(0.0)
+            return
+        self._interrupted = True
+        self._events.put(("interrupted", None))
+        self.stop()
+
     def stop(self, grace: float | None = None) -> None:
-        """Safe in a signal handler. A second call ends it now."""
-        if self._stopping and grace is None:
-            grace = 0.0
+        """Claim nothing more, end what runs. Takes no lock."""
         seconds = self._settings.shutdown_timeout if grace is None else grace
         self._stop_by = min(self._stop_by, time.monotonic() + seconds)
         self._pump.claiming = False
@@ -184,6 +199,11 @@ class Supervisor:
             self._bury(value)
         elif kind == "declared-dead":
             self._start_over(value)
+        elif kind == "changed":
+            self._reload.replace(value)
+            self._not_before = 0.0
+        elif kind == "interrupted":
+            self._say_when_it_ends()
         elif kind == "stop":
             for child in self._roster.children:
                 child.stop()
@@ -196,26 +216,35 @@ class Supervisor:
         if self._stopping and time.monotonic() >= self._stop_by:
             self._give_up_waiting()
 
+    def _say_when_it_ends(self) -> None:
+        _done, running, _waiting = self.census()
+        if not running:
+            log.info("stopping: nothing running")
+            return
+        left = round(max(0.0, self._stop_by - time.monotonic()), 1)
+        log.info("stopping: %d running, up to %g s; Ctrl-C again ends now", running, left)
+
     def _finished(self) -> bool:
         if not self._stopping or self._pump.busy:
             return False
         return not self._roster.holding() and not self._pump.finisher.pending
 
     def _man(self) -> None:
-        """As many children that take many jobs as planned. Those whose loops stand still have
-        successors, but not without end: handlers that hold the GIL for long would multiply them."""
+        """As many children that take many jobs as planned. Those whose loops stand still, or that
+        have had their jobs, have successors, but not without end: handlers that hold the GIL for
+        long, or run for long, would multiply them."""
         if self._stopping or self._roster.embedded is not None:
             return
         many = [child for child in self._roster.children if not child.solo]
-        silent = sum(child.halted is not None for child in many)
-        wanted = self._plan.processes - max(0, silent - self._plan.processes)
-        missing = wanted - sum(not child.leaving for child in many)
+        old = sum(child.halted is not None or child.worn for child in many)
+        wanted = self._plan.processes - max(0, old - self._plan.processes)
+        missing = wanted - sum(not (child.leaving or child.worn) for child in many)
         while missing > 0 and self._add_child():
             missing -= 1
 
     def _add_child(self, job: ClaimedJob | None = None) -> bool:
         """A new child; with a job, one that runs it alone. False when there can be none now."""
-        if time.monotonic() < self._not_before:
+        if self._reload.broken or time.monotonic() < self._not_before:
             return False
         solo = job is not None
         try:
@@ -237,6 +266,8 @@ class Supervisor:
     def _instruct(self, child: Child) -> None:
         child.cancel_grace = self._settings.cancel_grace_seconds
         child.board.pulse(time.monotonic(), self._renewal.until, partial=False)  # before any job
+        if child.process is not None and not child.solo:
+            child.quota = self._settings.max_jobs_per_child or None
         if self._store.parallel:
             child.most_ahead = MOST_AHEAD_PARALLEL
 
@@ -256,7 +287,7 @@ class Supervisor:
         finally:
             self._roster.burying = False
         child.close()
-        if self._stopping or child.solo or child.leaving:
+        if self._stopping or child.solo or child.leaving or self._reload.broken:
             return
         log.warning("child %s is gone: %s; starting another", child.pid, how)
         if not child.useful:
@@ -345,13 +376,18 @@ class Supervisor:
             self._pump.poke()
             if child.solo and message.ended:
                 child.stop()
-            if self._stopping or self._roster.alone or message.stuck:
+            worn = bool(ended) and self._watch.weigh(child, time.monotonic())
+            if worn or child.worn or self._stopping or self._roster.alone or message.stuck:
                 self._events.put(("tick", None))
         elif isinstance(message, Hello):
+            if self._plan.reload and not child.leaving:
+                self.learn(message)
             child.greeted()
             self._pump.poke()
         elif isinstance(message, Refused):
             log.error("a child could not load the app: %s", message.message)
+            if self._plan.reload and not child.leaving:
+                self._reload.refused(message.folders)
 
     def on_end(self, child: Child) -> None:
         self._events.put(("died", child))
@@ -380,6 +416,15 @@ class Supervisor:
                 log.debug("upkeep postponed: %s", error)
             if over.wait(LOOK_EVERY):
                 return
+
+    def census(self) -> tuple[int, int, int]:
+        """Jobs that this worker has done, that run here (or are being recorded), and that wait
+        here to run."""
+        finisher = self._pump.finisher
+        done = sum(finisher.counts[how] for how in ENDS)
+        marks = [mark for child in self._roster.children for mark in child.marks()]
+        running = sum(mark > 0 for mark in marks) + len(finisher.holds())
+        return done, running, marks.count(0.0) + len(self._roster.alone)
 
     def summary(self) -> Summary:
         counts = self._pump.finisher.counts

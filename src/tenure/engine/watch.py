@@ -19,10 +19,13 @@ GIL. So the child is killed only when no job that had started in it is within it
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping
 
 from tenure import outcome, policy
+from tenure.config import Settings
+from tenure.engine import host
 from tenure.engine.crew import Child
 from tenure.engine.roster import Roster
 from tenure.engine.wire import Forget
@@ -34,6 +37,10 @@ HARD_GRACE = 1.5  # past its time-out plus this, a silent child is killed
 SILENT_SECONDS = 5.0
 SETTLE_SECONDS = 0.2  # between our mark on the board and our look at it
 LONGEST_GAP = 2.5  # between two looks of ours: after a longer one we were stopped ourselves
+# Between two looks at a child's memory, while jobs end in it: 12 us each where there is a /proc, a
+# process of its own elsewhere.
+WEIGH_SECONDS = 0.05 if sys.platform.startswith("linux") else 1.0
+MEGABYTE = 1 << 20
 CANCELLED = outcome.Cancelled("cancelled; its process had to be killed")
 NO_ANSWER = outcome.Released("its process did not answer")
 
@@ -42,11 +49,13 @@ class Watch:
     def __init__(
         self,
         roster: Roster,
-        start_timeout: float,
+        settings: Settings,
         end: Callable[[ClaimedJob, outcome.Outcome], None],
     ) -> None:
         self._roster = roster
-        self._start_timeout = start_timeout
+        self._start_timeout = settings.start_timeout
+        self._most_jobs = settings.max_jobs_per_child
+        self._most_memory = settings.max_memory_per_child * MEGABYTE
         self._end = end
         self._looked = time.monotonic()
         # What a time-out leads to, by the tasks' own policies: see `Hello`.
@@ -67,8 +76,13 @@ class Watch:
                 took = f"{self._start_timeout:g} s"
                 log.error("child %s has not said hello within %s: killing it", child.pid, took)
                 child.kill(f"its process took longer than {took} to import the app")
+            if now > child.leave_by:
+                child.kill("its code has changed")
             self._kill_overdue(child, now)
             self._replace(child)
+            self._relieve(child)
+            if child.unweighed:
+                self.weigh(child, now)
 
     # -- handlers that do not end -------------------------------------------------------------
     def _kill_overdue(self, child: Child, now: float) -> None:
@@ -102,6 +116,41 @@ class Watch:
         if child.stuck:
             log.warning("child %s has %d stuck handlers: replacing it", child.pid, child.stuck)
         child.stop()
+
+    # -- children that have done enough -------------------------------------------------------
+    def _relieve(self, child: Child) -> None:
+        """Its successor is started when it has been given its last job, and it leaves when that
+        has ended."""
+        if child.quota != 0 or child.leaving:
+            return
+        if not child.worn:
+            child.worn = True
+            log.info("child %s has had its %d jobs: replacing it", child.pid, self._most_jobs)
+        if not child.holds:
+            child.stop()
+
+    def weigh(self, child: Child, now: float) -> bool:
+        """After jobs of its have ended: has it grown beyond its bound? Then it starts nothing more
+        and leaves. On any thread."""
+        if not self._most_memory or child.worn or child.leaving or child.solo or child.pid is None:
+            return False
+        child.unweighed = now - child.weighed < WEIGH_SECONDS
+        if child.unweighed:
+            return False
+        child.weighed = now
+        found = host.resident_bytes(child.pid)
+        if found is None or found <= self._most_memory:
+            return False
+        child.worn = True
+        log.info(
+            "child %s has grown to %d MB after %d jobs, its bound is %d MB: replacing it",
+            child.pid,
+            found // MEGABYTE,
+            child.ran,
+            self._most_memory // MEGABYTE,
+        )
+        child.stop()
+        return True
 
     # -- loops that stand still ---------------------------------------------------------------
     def _listen(self, child: Child, now: float, *, steady: bool) -> None:

@@ -40,12 +40,15 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     # What follows a time-out, when its process had to be killed: seconds until the next attempt
     # after the first, second, ... (the last repeats); None: the task gives up on a time-out.
     time_outs: dict[str, list[float] | None]
+    queues: list[str] = []  # those its tasks name
+    folders: list[str] = []  # where its code is, if somebody asked
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     """The app could not be loaded; said instead of Hello."""
 
     message: str
+    folders: list[str] = []
 
 
 class Assignment(msgspec.Struct, frozen=True, array_like=True):
