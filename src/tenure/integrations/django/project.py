@@ -116,15 +116,25 @@ def url_of(alias: str) -> str:
     return f"postgresql:///{quote(given['NAME'] or '', safe='')}?{query}"
 
 
+def look_at_connections() -> None:
+    """Those that are kept are asked before their next use whether they still work: a thread may
+    have been idle when the server closed its connection, and a job that is tried again on one such
+    thread after the other would use up its attempts. Costs a round trip where one is kept."""
+    close_old_connections()
+    for connection in connections.all(initialized_only=True):
+        if connection.connection is not None:
+            connection.health_check_enabled = True
+
+
 def with_fresh_connections(handler: Callable[..., Any]) -> Callable[..., Any]:
     """Around each job, as Django does around each request: connections that are broken or too old
     are closed, on the thread that uses them."""
     if iscoroutinefunction(handler):
-        close = sync_to_async(close_old_connections)
+        look, close = sync_to_async(look_at_connections), sync_to_async(close_old_connections)
 
         @functools.wraps(handler)
         async def arun(*args: Any, **kwargs: Any) -> Any:
-            await close()
+            await look()
             try:
                 return await handler(*args, **kwargs)
             finally:
@@ -134,7 +144,7 @@ def with_fresh_connections(handler: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(handler)
     def run(*args: Any, **kwargs: Any) -> Any:
-        close_old_connections()
+        look_at_connections()
         try:
             return handler(*args, **kwargs)
         finally:

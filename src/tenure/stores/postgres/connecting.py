@@ -13,21 +13,15 @@ import time
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, TypeVar
 
-from tenure.errors import ConfigError
-from tenure.ids import _PAIRS, _TO_INT
-
-try:
-    import psycopg
-except ImportError as error:
-    raise ConfigError(
-        'PostgreSQL needs a driver that is not installed: pip install "tenure[postgres]"'
-    ) from error
-
+import psycopg
 from psycopg.abc import Buffer, PQGen
 from psycopg.adapt import Loader
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Format, TransactionStatus
 from psycopg.types.string import TextBinaryLoader, TextLoader
+
+from tenure.errors import ConfigError
+from tenure.ids import _PAIRS, _TO_INT
 
 Value = TypeVar("Value")
 CONNECT_SECONDS = 5.0

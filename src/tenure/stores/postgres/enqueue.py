@@ -71,7 +71,7 @@ class Enqueueing(PostgresBase):
             if not error.unknown and type(error) is not StoreError:
                 error.unknown = retry
                 raise
-            if isinstance(error.__cause__, Late) and error.__cause__.silent:
+            if isinstance(error.__context__, Late) and error.__context__.silent:
                 self._remember(jobs)
                 raise
             # The reply was lost; or it was a value, an id that is stored already: say which.
