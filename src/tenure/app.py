@@ -70,6 +70,7 @@ def open_store(settings: Settings) -> Store:
             audit=settings.audit,
             notify=settings.notify,
             connections=settings.connections,
+            enqueue_timeout=settings.enqueue_timeout,
         )
     raise ConfigError(
         f"no store for {scheme!r} URLs in this version; use sqlite:///file.db or "
@@ -118,6 +119,8 @@ class App:
         self.tasks: dict[str, Task[..., Any]] = {}
         self.hooks: dict[str, list[Callable[[Lifecycle], Any]]] = {}
         self.secret_provider: Callable[[str], str | None] | None = None
+        # A decorator for every handler while it runs as a job, `def` and `async def` alike.
+        self.around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
         self._client: Client | None = None
         self._lock = allocate_lock()
 

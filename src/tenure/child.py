@@ -75,12 +75,14 @@ def main() -> None:
 
 def _for_a_child(settings: Settings, sharing: int | None) -> Settings:
     """What the app asks for is for all its children together; who runs a single job has one
-    connection. And whatever directory a handler goes to, the file stays the same."""
+    connection. No web request waits for what a handler enqueues. And whatever directory a handler
+    goes to, the file stays the same."""
     share = 1 if sharing is None else max(1, settings.connections // sharing)
     url = settings.url
     if url.startswith("sqlite:"):
         url = f"sqlite:///{os.path.abspath(sqlite_path(url))}"
-    return replace(settings, connections=share, url=url)
+    patience = max(settings.enqueue_timeout, settings.busy_timeout)
+    return replace(settings, connections=share, url=url, enqueue_timeout=patience)
 
 
 if __name__ == "__main__":

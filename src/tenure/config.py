@@ -19,6 +19,8 @@ _PREFIX = "TENURE_"
 _RESERVED = ("TENURE_CONFIG", "TENURE_HEALTH_REQUIRE_QUEUE", "TENURE_AMQP_URL")
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
+# URLs of SQLAlchemy's name a driver. These are the ones we use as well.
+_DRIVERS = ("postgresql+psycopg", "postgresql+psycopg_async", "postgres+psycopg", "sqlite+pysqlite")
 
 
 def _within(default: float, low: float, high: float) -> Any:
@@ -45,6 +47,7 @@ class Settings:
     )
     allow_network_file: bool = False
     busy_timeout: float = _within(15.0, 0, 3600)
+    enqueue_timeout: float = _within(5.0, 0.1, 3600)  # PostgreSQL: a web request waits for it
     connections: int = _within(8, 1, 1000)  # PostgreSQL: at most, besides leases and hints
 
     # leases and wake-ups
@@ -241,10 +244,26 @@ def _checked(setting: Field[Any], value: object, where: str) -> object:
         raise ConfigError(f"{where} must be a string that is not empty")
     if setting.name == "log_level":
         value = value.upper()
+    if setting.name in ("url", "listen_url"):
+        value = _plain_url(value, where)
     pattern = setting.metadata.get("pattern")
     if pattern and not re.fullmatch(pattern, value):
         raise ConfigError(f"{where} must be {setting.metadata['hint']}, got {value[:80]!r}")
     return value
+
+
+def _plain_url(url: str, where: str) -> str:
+    """Without a driver; of any other one the error shows no more than its name."""
+    scheme, _, rest = url.partition("://")
+    kind, plus, driver = scheme.partition("+")
+    if not plus:
+        return url
+    if scheme not in _DRIVERS:
+        raise ConfigError(
+            f"{where} names the driver {driver!r}, which is for SQLAlchemy: Tenure has its own, "
+            f"write {kind}://… here"
+        )
+    return f"{kind}://{rest}"
 
 
 def _checked_number(setting: Field[Any], value: object, where: str) -> float:

@@ -171,9 +171,11 @@ class Run(Protocol):
 
     def pack(self, value: Any, step: str) -> str: ...
 
-    def transaction(self, result: Callable[[], Any]) -> AbstractContextManager[Any]: ...
+    def transaction(self, result: Callable[[], Any], conn: Any) -> AbstractContextManager[Any]: ...
 
-    def atransaction(self, result: Callable[[], Any]) -> AbstractAsyncContextManager[Any]: ...
+    def atransaction(
+        self, result: Callable[[], Any], conn: Any
+    ) -> AbstractAsyncContextManager[Any]: ...
 
     async def in_thread(self, call: Callable[..., Any], *args: Any) -> Any: ...
 
@@ -319,26 +321,29 @@ class Context:
         """What this job returns when it ends by `transaction()`."""
         self._result = value
 
-    def transaction(self) -> Transaction:
+    def transaction(self, *, conn: Any = None) -> Transaction:
         """`with ctx.transaction() as conn:` the job's end, its follow-ups and your own SQL in
         one transaction: all of it happens, once, or nothing does. In an `async def` handler
-        `async with`; on SQLite in `def` handlers only."""
-        return Transaction(self._run, lambda: self._result)
+        `async with`; on SQLite in `def` handlers only. With `conn=` it is the transaction of your
+        ORM: a Session or Connection of SQLAlchemy's (an async one also on SQLite), or Django's
+        connection."""
+        return Transaction(self._run, lambda: self._result, conn)
 
 
 class Transaction:
     """One block a run; at its end the job is over."""
 
-    def __init__(self, run: Run, result: Callable[[], Any]) -> None:
+    def __init__(self, run: Run, result: Callable[[], Any], conn: Any) -> None:
         self._run = run
         self._result = result
+        self._conn = conn
         self._used = False
         self._blocking: AbstractContextManager[Any] | None = None
         self._awaited: AbstractAsyncContextManager[Any] | None = None
 
     def __enter__(self) -> Any:
         self._use()
-        self._blocking = self._run.transaction(self._result)
+        self._blocking = self._run.transaction(self._result, self._conn)
         return self._blocking.__enter__()
 
     def __exit__(self, *error: Any) -> bool | None:
@@ -347,7 +352,7 @@ class Transaction:
 
     async def __aenter__(self) -> Any:
         self._use()
-        self._awaited = self._run.atransaction(self._result)
+        self._awaited = self._run.atransaction(self._result, self._conn)
         return await self._awaited.__aenter__()
 
     async def __aexit__(self, *error: Any) -> bool | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 from typing import Any
@@ -18,6 +19,7 @@ def load_app(spec: str) -> App:
         raise ConfigError(
             f"-A {spec!r} is not a module: write it as Python imports it, such as shop.jobs:app"
         )
+    _set_up_django()
     module = _import(module_name)
     if not colon:
         apps = {id(value): name for name, value in vars(module).items() if isinstance(value, App)}
@@ -39,21 +41,41 @@ def load_app(spec: str) -> App:
     return found_app
 
 
-def _import(name: str) -> Any:
+def _set_up_django() -> None:
+    """Where a Django project says that it is one: its tasks import models."""
+    named = os.environ.get("DJANGO_SETTINGS_MODULE")
+    if not named or importlib.util.find_spec("django") is None:
+        return
+    import django
+
+    _look_here()
+    try:
+        django.setup()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise _broken(f"the Django project of DJANGO_SETTINGS_MODULE={named}", error) from error
+
+
+def _look_here() -> None:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
+
+
+def _import(name: str) -> Any:
+    _look_here()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-            raise _broken(name, error) from error
+            raise _broken(repr(name), error) from error
         raise ConfigError(
             f"there is no module {name!r} to import: run tenure in the directory that contains "
             "it, install its package, or correct -A"
         ) from None
     except Exception as error:
-        raise _broken(name, error) from error
+        raise _broken(repr(name), error) from error
 
 
 def _broken(name: str, error: Exception) -> ConfigError:
@@ -64,4 +86,4 @@ def _broken(name: str, error: Exception) -> ConfigError:
         if "importlib" not in file:
             place = f" ({file}:{trace.tb_lineno})"
         trace = trace.tb_next
-    return ConfigError(f"importing {name!r} failed: {type(error).__name__}: {error}{place}")
+    return ConfigError(f"importing {name} failed: {type(error).__name__}: {error}{place}")

@@ -304,11 +304,13 @@ class Store(Protocol):
     def results(self, job_id: str) -> dict[str, tuple[str, Any]]:
         """What a job waited for: id -> (status, result)."""
 
-    def transaction(self, limit: float) -> AbstractContextManager[Settlement]:
-        """A write transaction for a handler's own SQL and its job's finish together. Rolled back
-        when the block raises, or holds the store for longer than `limit` seconds."""
+    def transaction(self, limit: float, conn: Any = None) -> AbstractContextManager[Settlement]:
+        """A write transaction for a handler's own SQL and its job's finish together, on `conn` of
+        its library if given. Rolled back when the block raises or takes more than `limit` s."""
 
-    def atransaction(self, limit: float) -> AbstractAsyncContextManager[AsyncSettlement]:
+    def atransaction(
+        self, limit: float, conn: Any = None
+    ) -> AbstractAsyncContextManager[AsyncSettlement]:
         """The same on the event loop it is entered from, for `async def` handlers. ConfigError
         where the store has no async driver: then the text says what to do instead."""
 

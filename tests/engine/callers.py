@@ -143,6 +143,9 @@ class AsyncpgPool(Asyncpg):
 
 
 def sqlalchemy_url(url: str, driver: str) -> str:
+    if url.startswith("sqlite:"):
+        driver = "aiosqlite" if driver == "psycopg_async" else "pysqlite"
+        return url.replace("sqlite:", f"sqlite+{driver}:")
     return url.replace("postgresql://", f"postgresql+{driver}://")
 
 
@@ -185,7 +188,7 @@ class SqlalchemyScopedSession(SqlalchemyConnection):
 
 
 class SqlalchemyAsyncConnection(AsyncCaller):
-    driver = "psycopg"
+    driver = "psycopg_async"
 
     async def aopen(self) -> None:
         from sqlalchemy.ext.asyncio import create_async_engine
@@ -228,19 +231,24 @@ class Django(Caller):
     """`django.db.connection` and `transaction.atomic()`."""
 
     def open(self) -> None:
-        from urllib.parse import urlsplit
-
         import django
         import django.conf
         import django.db
-        from django.db.backends.postgresql.base import DatabaseWrapper
 
         if not django.conf.settings.configured:
             django.conf.settings.configure(DATABASES={}, LOGGING_CONFIG=None)
             django.setup()
+        django.db.connections["default"] = self.wrapper("default")
+        self.conn = django.db.connection
+
+    def wrapper(self, alias: str) -> Any:
+        from importlib import import_module
+        from urllib.parse import urlsplit
+
         address = urlsplit(self.url)
+        kind = {"sqlite": "sqlite3"}.get(address.scheme, address.scheme)
         settings = {
-            "ENGINE": "django.db.backends.postgresql",
+            "ENGINE": f"django.db.backends.{kind}",
             "NAME": address.path[1:],
             "USER": address.username,
             "PASSWORD": address.password or "",
@@ -254,8 +262,7 @@ class Django(Caller):
             "OPTIONS": {},
             "TEST": {},
         }
-        django.db.connections["default"] = DatabaseWrapper(settings, "default")
-        self.conn = django.db.connection
+        return import_module(f"django.db.backends.{kind}.base").DatabaseWrapper(settings, alias)
 
     def begin(self) -> None:
         from django.db import transaction
@@ -275,6 +282,43 @@ class Django(Caller):
         self.atomic.__exit__(None, None, None)
 
 
+class DjangoAlias(Django):
+    """`connections["other"]`."""
+
+    def open(self) -> None:
+        super().open()
+        from django.db import connections
+
+        connections["other"] = self.wrapper("other")
+        self.conn = connections["other"]
+
+    def begin(self) -> None:
+        from django.db import transaction
+
+        self.atomic = transaction.atomic(using="other")
+        self.atomic.__enter__()
+
+
+# -- SQLite ---------------------------------------------------------------------------------------
+
+
+class Aiosqlite(AsyncCaller):
+    async def aopen(self) -> None:
+        import aiosqlite
+
+        self.conn = await aiosqlite.connect(self.url.removeprefix("sqlite:///"))
+
+
+SQLITE_CALLERS: list[type[Caller]] = [
+    Aiosqlite,
+    SqlalchemyConnection,
+    SqlalchemySession,
+    SqlalchemyScopedSession,
+    SqlalchemyAsyncConnection,
+    SqlalchemyAsyncSession,
+    Django,
+    DjangoAlias,
+]
 CALLERS: list[type[Caller]] = [
     Psycopg,
     PsycopgAsync,
@@ -288,4 +332,5 @@ CALLERS: list[type[Caller]] = [
     SqlalchemyAsyncpgConnection,
     SqlalchemyAsyncpgSession,
     Django,
+    DjangoAlias,
 ]

@@ -40,7 +40,7 @@ ON_POSTGRES = {
 
 def test_every_example_is_tested() -> None:
     there = {path.stem for path in (ROOT / "examples").glob("*.py")}
-    assert there == {*EXPECTED, *ON_POSTGRES, "flask_app", "fastapi_app"}
+    assert there == {*EXPECTED, *ON_POSTGRES, "flask_app", "fastapi_app", "fastapi_sqlalchemy"}
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -79,7 +79,11 @@ def example(
     monkeypatch.setenv("TENURE_URL", url)
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     yield
-    for name in ("flask_app", "fastapi_app"):  # each time anew, on the database of its test
+    for name in (
+        "flask_app",
+        "fastapi_app",
+        "fastapi_sqlalchemy",
+    ):  # each time anew, on the database of its test
         module = sys.modules.pop(name, None)
         if module is not None:
             module.jobs.close()
@@ -114,3 +118,27 @@ def test_the_fastapi_example_works_in_its_own_process() -> None:
         while client.get(f"/exports/{id}").json()["status"] != "completed":
             assert time.monotonic() < deadline
         assert client.get(f"/exports/{id}").json()["result"] == {"rows": 7}
+
+
+@pytest.mark.usefixtures("example")
+def test_the_sqlalchemy_example_charges_each_order_once() -> None:
+    import fastapi_sqlalchemy as shop
+    from sqlalchemy.orm import Session
+    from starlette.testclient import TestClient
+
+    with TestClient(shop.web) as client:
+        placed = []
+        for path in ("/orders", "/blocking/orders"):
+            assert client.post(f"{path}?cents=0").status_code == 400
+            answer = client.post(f"{path}?cents=1999")
+            assert answer.status_code == 202
+            placed.append(answer.json()["order"])
+        deadline = time.monotonic() + 20
+        for order in placed:
+            while client.get(f"/orders/{order}").json()["state"] != "confirmed":
+                assert time.monotonic() < deadline
+        with Session(shop.engine) as session:
+            paid = session.query(shop.Payment).order_by(shop.Payment.order_id).all()
+            assert [(each.order_id, each.cents) for each in paid] == [(n, 1999) for n in placed]
+            assert session.query(shop.Order).count() == 2
+        assert shop.jobs.stats()["jobs"]["completed"] == 4

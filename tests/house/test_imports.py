@@ -76,3 +76,18 @@ def test_import_is_quick() -> None:
 
     cost = with_tenure - bare
     assert cost <= LIMIT_MS, f"import tenure costs {cost:.1f} ms; the limit is {LIMIT_MS} ms"
+
+
+def test_a_missing_driver_names_its_extra() -> None:
+    without = "sys.modules['psycopg'] = None"
+    asked = """
+app = tenure.App("postgresql://nobody@localhost/nothing")
+for ask in (lambda: app.store, app.open_wakeup):
+    try:
+        ask()
+    except tenure.ConfigError as error:
+        print(error)
+"""
+    said = run(f"{IMPORT_TENURE}\n{without}\n{asked}").splitlines()
+    needs = 'PostgreSQL needs a driver that is not installed: pip install "tenure[postgres]"'
+    assert said == [needs, needs]

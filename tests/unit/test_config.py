@@ -55,6 +55,7 @@ def test_defaults():
         "sqlite_module": "sqlite3",
         "allow_network_file": False,
         "busy_timeout": 15.0,
+        "enqueue_timeout": 5.0,
         "connections": 8,
         "log_level": "INFO",
         "log_format": "text",
@@ -227,3 +228,29 @@ def test_to_env_gives_a_child_the_same_settings(monkeypatch, tmp_path):
 
     assert Settings.load() == settings
     assert replace(settings, crash_limit=9).to_env()["TENURE_CONCURRENCY"] == "50"
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("postgresql+psycopg://u:p@h/d", "postgresql://u:p@h/d"),
+        ("postgresql+psycopg_async://h/d", "postgresql://h/d"),
+        ("postgres+psycopg://h/d", "postgres://h/d"),
+        ("postgres://h/d", "postgres://h/d"),
+        ("sqlite+pysqlite:///jobs.db", "sqlite:///jobs.db"),
+        ("sqlite:///a+b://c.db", "sqlite:///a+b://c.db"),
+    ],
+)
+def test_a_url_of_sqlalchemy_is_understood(given, meant):
+    assert Settings.load(url=given).url == meant
+    assert Settings.load(listen_url=given).listen_url == meant
+
+
+@pytest.mark.parametrize(
+    "scheme", ["postgresql+asyncpg", "postgresql+psycopg2", "sqlite+aiosqlite"]
+)
+def test_a_url_with_another_driver_says_what_to_write(scheme):
+    kind = scheme.partition("+")[0]
+    with pytest.raises(ConfigError, match=f"write {kind}://") as raised:
+        Settings.load(url=f"{scheme}://u:hunter2@h/d")
+    assert "hunter2" not in str(raised.value)

@@ -39,6 +39,7 @@ class Employer(Protocol):
     hooks: dict[str, list[Hook]]
     secrets: tuple[str, ...]  # the references it may ask for
     secret_provider: Callable[[str], str | None] | None
+    around: Callable[[Callable[..., Any]], Callable[..., Any]] | None
 
     @property
     def client(self) -> Client: ...
@@ -51,6 +52,7 @@ class Desk:
         self.tasks: Mapping[str, Task[..., Any]] = app.tasks
         self.family = threading.Lock()  # for the follow-ups of runs: held for a moment
         self.cancel_grace = app.settings.cancel_grace_seconds
+        self.around = app.around
 
     # -- the store ----------------------------------------------------------------------------
     def steps(self, job: ClaimedJob) -> dict[str, str]:
@@ -65,32 +67,33 @@ class Desk:
 
     @contextmanager
     def transaction(
-        self, job: ClaimedJob, completed: Callable[[], tuple[Completed, int]]
+        self, job: ClaimedJob, completed: Callable[[], tuple[Completed, int]], conn: Any
     ) -> Iterator[Any]:
         """The handler's own SQL, its follow-ups and, as the last statement, the fenced finish."""
         try:
-            with self._app.client.store.transaction(self._longest()) as settlement:
+            with self._app.client.store.transaction(self._longest(), conn) as settlement:
                 yield settlement.connection
                 end = _end_of(job, completed)
                 if settlement.finish(self.worker, end) != "accepted":
                     raise LeaseLost(LOST)
-        except StoreError:
-            if not self._committed(job):
+        except Exception as error:
+            if not _of_the_end(error, conn) or not self._committed(job, error):
                 raise
 
     @asynccontextmanager
     async def atransaction(
-        self, job: ClaimedJob, completed: Callable[[], tuple[Completed, int]]
+        self, job: ClaimedJob, completed: Callable[[], tuple[Completed, int]], conn: Any
     ) -> AsyncIterator[Any]:
         """The same on the handler's own event loop."""
         try:
-            async with self._app.client.store.atransaction(self._longest()) as settlement:
+            async with self._app.client.store.atransaction(self._longest(), conn) as settlement:
                 yield settlement.connection
                 end = _end_of(job, completed)
                 if await settlement.finish(self.worker, end) != "accepted":
                     raise LeaseLost(LOST)
-        except StoreError:
-            if not await self.in_thread(self._committed, job):
+        except Exception as error:
+            ours = _of_the_end(error, conn)
+            if not ours or not await self.in_thread(self._committed, job, error):
                 raise
 
     def refuse_blocking(self) -> NoReturn:
@@ -105,13 +108,17 @@ class Desk:
         """Seconds a handler's transaction may take: its lease is renewed for longer than that."""
         return self._app.settings.lease_seconds / 3
 
-    def _committed(self, job: ClaimedJob) -> bool:
+    def _committed(self, job: ClaimedJob, error: Exception) -> bool:
         """The reply to a COMMIT may be lost although it happened: (id, lease_no) tells. A store
         that cannot say so now is told the outcome later, and knows a run that has ended."""
         try:
-            return self._app.client.store.settled(job.id, job.lease_no)
+            settled = self._app.client.store.settled(job.id, job.lease_no)
         except StoreError:
             return False
+        if settled and not isinstance(error, StoreError):  # types only, as of hooks
+            kind = type(error).__name__
+            log.error("job %s is over, its transaction committed; then it raised %s", job.id, kind)
+        return settled
 
     async def in_thread(self, call: Callable[..., Any], *args: Any) -> Any:
         return await self._app.client.in_thread(call, *args)
@@ -135,6 +142,12 @@ class Desk:
                 continue
             if inspect.iscoroutine(said):
                 _finish_hook(hook, event, said)
+
+
+def _of_the_end(error: Exception, conn: Any) -> bool:
+    """It may have come with the COMMIT, or after it: whoever commits on a library's connection
+    runs the library's hooks as well."""
+    return conn is not None or isinstance(error, StoreError)
 
 
 def _end_of(job: ClaimedJob, completed: Callable[[], tuple[Completed, int]]) -> Ended:

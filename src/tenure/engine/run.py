@@ -114,24 +114,24 @@ class JobRun:
         with _made_by_the_handler(repr(step)):
             return self.task.signature.encode(value, f"the result of step {step!r}")
 
-    def transaction(self, result: Callable[[], Any]) -> AbstractContextManager[Any]:
+    def transaction(self, result: Callable[[], Any], conn: Any) -> AbstractContextManager[Any]:
         if self.waiter is not None:
             self.desk.refuse_blocking()
-        return self._transaction(result)
+        return self._transaction(result, conn)
 
     @contextmanager
-    def _transaction(self, result: Callable[[], Any]) -> Iterator[Any]:
+    def _transaction(self, result: Callable[[], Any], conn: Any) -> Iterator[Any]:
         with (
             self._settling(),
-            self.desk.transaction(self.job, lambda: self._completed(result)) as connection,
+            self.desk.transaction(self.job, lambda: self._completed(result), conn) as connection,
         ):
             yield connection
 
     @asynccontextmanager
-    async def atransaction(self, result: Callable[[], Any]) -> AsyncIterator[Any]:
+    async def atransaction(self, result: Callable[[], Any], conn: Any) -> AsyncIterator[Any]:
         with self._settling():
             async with self.desk.atransaction(
-                self.job, lambda: self._completed(result)
+                self.job, lambda: self._completed(result), conn
             ) as connection:
                 yield connection
 
@@ -166,10 +166,10 @@ class JobRun:
 
 
 def call(run: JobRun) -> Any:
-    signature = run.task.signature
-    return signature.call(
-        run.task.function, context.Context(run), signature.unpack(run.job.payload)
-    )
+    signature, function = run.task.signature, run.task.function
+    if run.desk.around is not None:
+        function = run.desk.around(function)
+    return signature.call(function, context.Context(run), signature.unpack(run.job.payload))
 
 
 @contextmanager

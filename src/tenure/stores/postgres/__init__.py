@@ -6,7 +6,16 @@ The parts follow `store.py`: enqueue, claiming, finishing, leases, reading, oper
 
 from __future__ import annotations
 
+from tenure.errors import ConfigError
 from tenure.store import Finding
+
+try:
+    import psycopg  # noqa: F401  before any part of ours does
+except ImportError as error:
+    raise ConfigError(
+        'PostgreSQL needs a driver that is not installed: pip install "tenure[postgres]"'
+    ) from error
+
 from tenure.stores.postgres import doctor, schema
 from tenure.stores.postgres.claiming import Claiming
 from tenure.stores.postgres.leases import Leases

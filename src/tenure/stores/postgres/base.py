@@ -27,11 +27,13 @@ class PostgresBase:
         audit: str = "all",
         notify: bool = True,
         connections: int = 8,
+        enqueue_timeout: float | None = None,
     ) -> None:
         self.database = Database(url, schema=schema, timeout=timeout, clock=clock, most=connections)
         self.notices = Notices(self.database, enabled=notify)
         self.horizon = Horizon(self.database)
         self.audit = audit
+        self.enqueue_timeout = min(timeout, enqueue_timeout or timeout)
 
     def _now(self, now_ms: int | None) -> int | None:
         """None: the server's clock. Tests bring their own."""

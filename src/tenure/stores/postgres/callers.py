@@ -1,10 +1,9 @@
 """Enqueue on a connection that belongs to somebody else, in that connection's transaction.
 
 The statement is the same for everybody; each library has a runner that sends it the library's own
-way and learns of the commit as the library allows. A connection is known by the names of its
-classes, so nothing is imported that the caller has not loaded. Settings of the connection stay as
-they are. A refused batch (JobError) leaves the transaction usable; after an error of the database
-it is aborted, as after any error in PostgreSQL: a caller who wants to go on uses a savepoint.
+way and learns of the commit as the library allows. Settings of the connection stay as they are.
+A refused batch (JobError) leaves the transaction usable; after an error of the database it is
+aborted, as after any error in PostgreSQL: a caller who wants to go on uses a savepoint.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -25,6 +24,7 @@ from psycopg.rows import tuple_row
 from tenure import errors
 from tenure.ids import parse_id
 from tenure.job import Receipt
+from tenure.stores.libraries import described, known_as, refuse_database
 from tenure.stores.postgres import explaining
 from tenure.stores.postgres.connecting import Doubt
 from tenure.stores.postgres.notices import FIRST_LOOK, LONGEST_LOOK, WATCH_SECONDS, Notices
@@ -34,7 +34,6 @@ JOINED = (
     "Session, AsyncConnection or AsyncSession, or Django's connection"
 )
 PARAMETER = re.compile(r"%\((\w+)\)s(?:::(\w+))?")
-Known = TypeVar("Known")
 HINTS = "tenure_hints"  # in Session.info: whom to tell of which queues after the commit
 
 
@@ -62,7 +61,7 @@ def enqueue_on(
     runner = known_as(connection, RUNNERS)
     if runner is None:
         raise errors.ConfigError(
-            f"conn= got {_described(connection)}; this app stores jobs in PostgreSQL and can join "
+            f"conn= got {described(connection)}; this app stores jobs in PostgreSQL and can join "
             f"{JOINED}."
         )
     return runner(connection, Order(statement, parameters, notices, frozenset(queues)))
@@ -71,14 +70,6 @@ def enqueue_on(
 def is_async(connection: object) -> bool:
     """Whether joining it has to be awaited."""
     return known_as(connection, RUNNERS) in ASYNC_RUNNERS
-
-
-def known_as(connection: object, names: Mapping[str, Known]) -> Known | None:
-    for kind in type(connection).__mro__:
-        found = names.get(f"{kind.__module__}.{kind.__qualname__}")
-        if found is not None:
-            return found
-    return None
 
 
 # -- psycopg ------------------------------------------------------------------------------------
@@ -206,7 +197,7 @@ def run_text(connection: Any, order: Order) -> Sequence[Sequence[Any]]:
     from sqlalchemy import text
 
     if connection.dialect.name != "postgresql":
-        refuse_database(connection, connection.dialect.name)
+        refuse_database(connection, connection.dialect.name, "PostgreSQL")
     named = PARAMETER.sub(
         lambda match: f"CAST(:{match[1]} AS {match[2]})" if match[2] else f":{match[1]}",
         order.statement,
@@ -228,7 +219,7 @@ def autocommits(driver: Any) -> bool:
 # -- Django -------------------------------------------------------------------------------------
 def on_django(connection: Any, order: Order) -> list[Receipt]:
     if connection.vendor != "postgresql":
-        refuse_database(connection, connection.vendor)
+        refuse_database(connection, connection.vendor, "PostgreSQL")
     with explained(), connection.cursor() as cursor, Confirmed(connection.connection):
         cursor.execute(order.statement, order.parameters)
         rows = cursor.fetchall()
@@ -302,8 +293,8 @@ def explained() -> Iterator[None]:
     except errors.TenureError:
         raise
     except Exception as error:
-        root = _root(error)
-        state = _state(root)
+        root = root_of(error)
+        state = state_of(root)
         lost = isinstance(root, psycopg.OperationalError | psycopg.InterfaceError)
         if state or lost:
             cause = root if state.startswith(explaining.TELLING) else None
@@ -316,16 +307,16 @@ def explained() -> Iterator[None]:
         raise
 
 
-def _root(error: BaseException) -> BaseException:
+def root_of(error: BaseException) -> BaseException:
     """The driver's own error under what a library has wrapped around it."""
     while True:
         inner = getattr(error, "orig", None) or error.__cause__
-        if not isinstance(inner, BaseException) or (_state(error) and not _state(inner)):
+        if not isinstance(inner, BaseException) or (state_of(error) and not state_of(inner)):
             return error
         error = inner
 
 
-def _state(error: BaseException) -> str:
+def state_of(error: BaseException) -> str:
     return str(getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or "")
 
 
@@ -372,20 +363,6 @@ def _told(state: str, said: str) -> errors.TenureError:
             f"the database of conn= refused a value ({state}); values are not shown here"
         )
     return errors.StoreError(f"the database of conn= refused the enqueue: {said} ({state})")
-
-
-def refuse_database(connection: object, name: str) -> NoReturn:
-    raise errors.ConfigError(
-        f"conn= got {_described(connection)} to a database of another kind ({name}), but this app "
-        "stores jobs in PostgreSQL: the job would not commit with your data. Connect to the app's "
-        "database."
-    )
-
-
-def _described(connection: object) -> str:
-    kind = type(connection)
-    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 DRIVERS: Mapping[str, str] = MappingProxyType(

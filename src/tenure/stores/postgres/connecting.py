@@ -6,30 +6,26 @@ is gone, its process is stopped or a firewall has forgotten the connection.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import time
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, TypeVar
 
-from tenure.errors import ConfigError
-from tenure.ids import _PAIRS, _TO_INT
-
-try:
-    import psycopg
-except ImportError as error:
-    raise ConfigError(
-        'PostgreSQL needs a driver that is not installed: pip install "tenure[postgres]"'
-    ) from error
-
+import psycopg
 from psycopg.abc import Buffer, PQGen
 from psycopg.adapt import Loader
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Format, TransactionStatus
 from psycopg.types.string import TextBinaryLoader, TextLoader
 
+from tenure.errors import ConfigError
+from tenure.ids import _PAIRS, _TO_INT
+
 Value = TypeVar("Value")
 CONNECT_SECONDS = 5.0
+LEAST_CONNECT_SECONDS = 2  # psycopg's
 CANCEL_SECONDS = 1.0
 LOOK_SECONDS = 0.1
 KEPT_ROWS = 1000
@@ -48,11 +44,12 @@ SET_UP = (
 
 class Late(psycopg.OperationalError):
     """The server did not answer in time. `cancelled`: it did confirm that it stopped the statement,
-    so nothing was changed; otherwise nobody knows."""
+    so nothing was changed; otherwise nobody knows. `silent`: it did not even take the cancel."""
 
-    def __init__(self, *, cancelled: bool = False) -> None:
+    def __init__(self, *, cancelled: bool = False, silent: bool = False) -> None:
         super().__init__("no answer in time")
         self.cancelled = cancelled
+        self.silent = silent
 
 
 class Unconfirmed(psycopg.OperationalError):
@@ -97,7 +94,7 @@ def options(url: str, timeout: float) -> dict[str, Any]:
     wanted: dict[str, Any] = {
         "fallback_application_name": "tenure",
         "client_encoding": "utf8",
-        "connect_timeout": max(2, round(min(timeout, CONNECT_SECONDS))),  # psycopg's least is 2
+        "connect_timeout": max(LEAST_CONNECT_SECONDS, round(min(timeout, CONNECT_SECONDS))),
         "keepalives": 1,
         "keepalives_idle": 10,
         "keepalives_interval": 5,
@@ -177,7 +174,7 @@ class Connection(psycopg.Connection[Any]):
                     try:
                         self.cancel_safe(timeout=CANCEL_SECONDS)
                     except psycopg.Error:
-                        raise Late from None
+                        raise Late(silent=True) from None
                     deadline = time.monotonic() + CANCEL_SECONDS
         except StopIteration as end:
             if doubt.felt:
@@ -233,6 +230,9 @@ def stirred(connection: psycopg.Connection[Any]) -> bool:
 
 
 def connect(url: str, wanted: dict[str, Any], deadline: float) -> Connection:
+    if "connect_timeout" in wanted:
+        left = max(LEAST_CONNECT_SECONDS, math.ceil(deadline - time.monotonic()))
+        wanted = wanted | {"connect_timeout": min(wanted["connect_timeout"], left)}
     try:
         connection = Connection.connect(url, autocommit=True, prepare_threshold=None, **wanted)
     except psycopg.Error as error:

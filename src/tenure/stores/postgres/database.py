@@ -101,7 +101,10 @@ class Database:
         again when nobody knows whether it was done. `timeout` bounds all of it, in seconds.
         """
         if not self._checked:
-            self.check()
+            begun = time.monotonic()
+            self.check(timeout)
+            if timeout is not None:
+                timeout = max(0.0, timeout - (time.monotonic() - begun))
         statement = self._statements.get(name) or self.sql(name)
         return self.run(
             statement, parameters, reserved=reserved, repeatable=repeatable, timeout=timeout
@@ -257,11 +260,11 @@ class Database:
         return self.connect(deadline=deadline)
 
     # -- life ---------------------------------------------------------------------------------
-    def check(self) -> None:
+    def check(self, timeout: float | None = None) -> None:
         """Once, at first use: tables of a version that this program works with. None are made."""
         from tenure.stores.postgres import schema
 
-        schema.check(self)
+        schema.check(self, timeout)
         self._checked = True
 
     def close(self) -> None:

@@ -12,13 +12,17 @@ from tenure.errors import JobError, StoreError
 from tenure.job import NewJob, Receipt, Terms
 from tenure.stores.postgres import callers
 from tenure.stores.postgres.base import PostgresBase, to_json
-from tenure.stores.postgres.connecting import CannotConnect
+from tenure.stores.postgres.connecting import CANCEL_SECONDS, CannotConnect, Late
 from tenure.stores.postgres.database import to_uuid_text, to_uuids
 from tenure.stores.postgres.pool import NoneFree
 from tenure.stores.rows import refuse_circles, refuse_twins, shared_parameters
 
 AGAIN_SECONDS = 1.0  # for a second try, where the first has taken all the time there was
 UNSURE = 10_000  # ids that are remembered: some of a batch are enough to know it
+
+
+def _left(until: float | None) -> float | None:
+    return None if until is None else max(0.0, until - time.monotonic())
 
 
 def receipts_from(rows: Sequence[tuple[Any, ...]]) -> list[Receipt]:
@@ -40,8 +44,9 @@ class Enqueueing(PostgresBase):
     def enqueue(
         self, jobs: Sequence[NewJob], *, retry: bool = False, now_ms: int | None = None
     ) -> list[Receipt]:
-        """The ids are ours, so a call whose reply was lost is repeated without doubling a job, by
-        us and, when that failed as well, by the caller."""
+        """Within `enqueue_timeout`: a web request may wait for it. The ids are ours, so a call
+        whose reply was lost is repeated without doubling a job, by us and, when that failed as
+        well, by the caller."""
         if not jobs:
             return []
         refuse_twins(jobs)
@@ -50,23 +55,28 @@ class Enqueueing(PostgresBase):
         plain = not retry and all(
             job.key is None and not job.after and job.terms is first for job in jobs
         )
-        deadline = time.monotonic() + self.database.timeout
+        deadline = time.monotonic() + self.enqueue_timeout
+        # An answer to the cancel of what takes too long is waited for as well.
+        until = deadline - min(CANCEL_SECONDS, self.enqueue_timeout / 5)
         if plain:
-            self._know_queues(jobs)
+            self._know_queues(jobs, until)
         try:
             if plain and len(jobs) == 1:
-                receipts = self._enqueue_one(jobs[0], now_ms)
+                receipts = self._enqueue_one(jobs[0], now_ms, until)
             elif plain and all(job.at_ms is None for job in jobs):
-                receipts = self._enqueue_alike(jobs, now_ms)
+                receipts = self._enqueue_alike(jobs, now_ms, until)
             else:
-                receipts = self._enqueue_any(jobs, retry, now_ms)
+                receipts = self._enqueue_any(jobs, retry, now_ms, until)
         except StoreError as error:
             if not error.unknown and type(error) is not StoreError:
                 error.unknown = retry
                 raise
+            if isinstance(error.__context__, Late) and error.__context__.silent:
+                self._remember(jobs)
+                raise
             # The reply was lost; or it was a value, an id that is stored already: say which.
-            left = max(AGAIN_SECONDS, deadline - time.monotonic())
-            receipts = self._enqueue_again(jobs, retry or error.unknown, now_ms, left)
+            until = max(time.monotonic() + AGAIN_SECONDS, deadline)
+            receipts = self._enqueue_again(jobs, retry or error.unknown, now_ms, until)
         else:
             if plain and len(jobs) == 1:
                 return receipts  # it was hinted with the call, or soon will be
@@ -77,17 +87,20 @@ class Enqueueing(PostgresBase):
         return receipts
 
     def _enqueue_again(
-        self, jobs: Sequence[NewJob], again: bool, now_ms: int | None, seconds: float
+        self, jobs: Sequence[NewJob], again: bool, now_ms: int | None, until: float
     ) -> list[Receipt]:
         try:
-            return self._enqueue_any(jobs, again, now_ms, seconds)
+            return self._enqueue_any(jobs, again, now_ms, until)
         except StoreError as error:
             error.unknown = error.unknown or again
             if error.unknown:
-                self._unsure.update((job.id, None) for job in jobs)
-                for oldest in list(self._unsure)[:-UNSURE]:
-                    self._unsure.pop(oldest, None)
+                self._remember(jobs)
             raise
+
+    def _remember(self, jobs: Sequence[NewJob]) -> None:
+        self._unsure.update((job.id, None) for job in jobs)
+        for oldest in list(self._unsure)[:-UNSURE]:
+            self._unsure.pop(oldest, None)
 
     def enqueue_on(
         self, connection: Any, jobs: Sequence[NewJob]
@@ -122,19 +135,25 @@ class Enqueueing(PostgresBase):
 
     def _prepare(self, jobs: Sequence[NewJob]) -> None:
         """What is done once, on a connection of ours: which database is home, and new queues."""
-        self._know_queues(jobs)
-        if self._home is None:
-            ((self._home,),) = self._rows("home", {})
+        until = time.monotonic() + self.enqueue_timeout
+        self._know_queues(jobs, until)
+        self._know_home(until)
 
-    def _know_queues(self, jobs: Sequence[NewJob]) -> None:
+    def _know_home(self, until: float | None = None) -> str | None:
+        if self._home is None:
+            ((self._home,),) = self._rows("home", {}, timeout=_left(until))
+        return self._home
+
+    def _know_queues(self, jobs: Sequence[NewJob], until: float | None = None) -> None:
         """New names first and apart: in a long transaction of a caller's an uncommitted one would
         make everybody wait who uses the name for the first time too."""
         names = {job.terms.queue for job in jobs} - self._queues
         for name in sorted(names):
-            self._rows("add_queue", {"queue": name, "now": self._now(None)})
+            named = {"queue": name, "now": self._now(None)}
+            self._rows("add_queue", named, timeout=_left(until))
             self._queues.add(name)
 
-    def _enqueue_one(self, job: NewJob, now_ms: int | None) -> list[Receipt]:
+    def _enqueue_one(self, job: NewJob, now_ms: int | None, until: float) -> list[Receipt]:
         parameters = {
             **self._bind(job.terms),
             "id": to_uuid_text(job.id),
@@ -145,25 +164,29 @@ class Enqueueing(PostgresBase):
         }
         # With its hint it is a procedure that commits, which it cannot inside a transaction.
         if not self.database.begins and self.notices.take(job.terms.queue):
-            stored = self._store_and_hint(parameters)
+            stored = self._store_and_hint(parameters, until)
         else:
-            stored = self._rows("enqueue_job", parameters, repeatable=False)
+            left = _left(until)
+            stored = self._rows("enqueue_job", parameters, repeatable=False, timeout=left)
             self._hint([job.terms.queue])
         if stored == [(0,)]:
-            return self._enqueue_any([job], False, now_ms)  # says why
+            return self._enqueue_any([job], False, now_ms, until)  # says why
         return [Receipt(job.id, False, "queued")]
 
-    def _store_and_hint(self, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+    def _store_and_hint(self, parameters: dict[str, Any], until: float) -> list[tuple[Any, ...]]:
         try:
             named = parameters | {"channel": self.database.schema}
-            return self._rows("enqueue_job_and_hint", named, repeatable=False)
+            left = _left(until)
+            return self._rows("enqueue_job_and_hint", named, repeatable=False, timeout=left)
         except StoreError as error:
             before = (CannotConnect, NoneFree, psycopg.IntegrityError)
             if not isinstance(error.__context__, before):
                 error.unknown = True  # it may have been the wait for the disk, after the commit
             raise
 
-    def _enqueue_alike(self, jobs: Sequence[NewJob], now_ms: int | None) -> list[Receipt]:
+    def _enqueue_alike(
+        self, jobs: Sequence[NewJob], now_ms: int | None, until: float
+    ) -> list[Receipt]:
         delays = [job.delay_ms for job in jobs]
         parameters = {
             **self._bind(jobs[0].terms),
@@ -172,15 +195,16 @@ class Enqueueing(PostgresBase):
             "payloads": f"[{','.join([job.payload for job in jobs])}]",
             "now": self._now(now_ms),
         }
-        if self._rows("enqueue_plain", parameters, repeatable=False) == [(0,)]:
-            return self._enqueue_any(jobs, False, now_ms)  # says why
+        left = _left(until)
+        if self._rows("enqueue_plain", parameters, repeatable=False, timeout=left) == [(0,)]:
+            return self._enqueue_any(jobs, False, now_ms, until)  # says why
         return [Receipt(job.id, False, "queued") for job in jobs]
 
     def _enqueue_any(
-        self, jobs: Sequence[NewJob], again: bool, now_ms: int | None, seconds: float | None = None
+        self, jobs: Sequence[NewJob], again: bool, now_ms: int | None, until: float
     ) -> list[Receipt]:
         parameters = self._parameters(jobs, again, now_ms)
-        rows = self._rows("enqueue_jobs", parameters, repeatable=again, timeout=seconds)
+        rows = self._rows("enqueue_jobs", parameters, repeatable=again, timeout=_left(until))
         return receipts_from(rows)
 
     def _parameters(

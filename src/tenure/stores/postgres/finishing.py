@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -15,10 +16,13 @@ from tenure import outcome
 from tenure.errors import SchemaError, StoreBusy, StoreError, StoreUnavailable
 from tenure.job import NewJob
 from tenure.store import Accepted, AsyncSettlement, Registration, Settlement
+from tenure.stores.libraries import known_as
+from tenure.stores.postgres import callers, joining
 from tenure.stores.postgres.base import to_json
 from tenure.stores.postgres.database import to_uuid_text, to_uuids
 from tenure.stores.postgres.enqueue import Enqueueing
 from tenure.stores.postgres.explaining import CONFLICTS
+from tenure.stores.postgres.joining import Joined
 from tenure.stores.rows import decoded, finish_row
 
 EDGES_PER_PASS = 1000
@@ -155,31 +159,51 @@ class Finishing(Enqueueing):
         return {needs: (status, decoded(result)) for needs, status, result in rows}
 
     @contextmanager
-    def transaction(self, limit: float) -> Iterator[Settlement]:
-        with self.database.lend(limit) as connection:
-            settlement = _Settlement(self, connection)
-            yield settlement
+    def transaction(self, limit: float, conn: Any = None) -> Iterator[Settlement]:
+        if conn is None:
+            with self.database.lend(limit) as connection:
+                settlement = _Settlement(self, connection)
+                yield settlement
+        else:
+            with joining.joined(self.database, conn, limit, self._know_home()) as joined:
+                settlement = _Settlement(self, conn, *joined)
+                yield settlement
         self._hint(settlement.queues)
 
     @asynccontextmanager
-    async def atransaction(self, limit: float) -> AsyncIterator[AsyncSettlement]:
-        async with self.database.alend(limit) as connection:
-            settlement = _AsyncSettlement(self, connection)
-            yield settlement
+    async def atransaction(self, limit: float, conn: Any = None) -> AsyncIterator[AsyncSettlement]:
+        if conn is None:
+            async with self.database.alend(limit) as connection:
+                settlement = _AsyncSettlement(self, connection)
+                yield settlement
+        else:
+            home = self._home or await asyncio.to_thread(self._know_home)
+            async with joining.ajoined(self.database, conn, limit, home) as joined:
+                settlement = _AsyncSettlement(self, conn, *joined)
+                yield settlement
         self._hint(settlement.queues)
 
 
 class _Settlement:
-    """The handler's own errors stay the driver's; those of the finish are told as ours."""
+    """The handler's own errors stay the driver's; those of the finish are told as ours.
+    `connection` is the handler's; where that is a library's, `joined` has the driver's."""
 
-    def __init__(self, store: Finishing, connection: Any) -> None:
+    def __init__(
+        self, store: Finishing, connection: Any, unit: Any = None, joined: Joined | None = None
+    ) -> None:
         self._store = store
+        self._unit = unit
+        self._joined = joined
+        self._driver = connection if joined is None else joined.driver
         self.connection = connection
         self.queues: set[str] = set()
 
     def finish(self, worker: Registration, end: outcome.Ended) -> Accepted:
+        if self._joined is not None:
+            self._unit.complete()
+            self._joined.check()
         try:
-            with self.connection.cursor(row_factory=tuple_row) as cursor:
+            with psycopg.Cursor(self._driver, row_factory=tuple_row) as cursor:
                 cursor.execute(*self._call(worker, end))
                 if not cursor.fetchone():
                     return "accepted"
@@ -203,17 +227,27 @@ class _AsyncSettlement(_Settlement):
     async def finish(  # type: ignore[override]
         self, worker: Registration, end: outcome.Ended
     ) -> Accepted:
+        if self._joined is not None:
+            await self._unit.complete()
+            self._joined.check()
         try:
-            async with self.connection.cursor(row_factory=tuple_row) as cursor:
-                await cursor.execute(*self._call(worker, end))
-                if not await cursor.fetchone():
-                    return "accepted"
-                await cursor.execute(*self._asked_before(worker, end))
-                return "repeated" if await cursor.fetchone() else "refused"
+            if not await self._fetch(*self._call(worker, end)):
+                return "accepted"
+            return "repeated" if await self._fetch(*self._asked_before(worker, end)) else "refused"
         except psycopg.Error as error:
             if error.sqlstate in LENDERS:
                 raise
             self._store.database.refuse(error)
+
+    async def _fetch(self, statement: str, parameters: dict[str, Any]) -> list[Any]:
+        if known_as(self._driver, callers.DRIVERS) == "asyncpg":
+            with callers.explained():
+                text, values = callers.numbered(statement, parameters)
+                rows: list[Any] = await self._driver.fetch(text, *values)
+                return rows
+        async with psycopg.AsyncCursor(self._driver, row_factory=tuple_row) as cursor:
+            await cursor.execute(statement, parameters)
+            return await cursor.fetchall()
 
 
 def _id(end: outcome.Ended) -> str:

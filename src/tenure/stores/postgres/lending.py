@@ -22,6 +22,7 @@ from psycopg.abc import PQGen
 from psycopg.pq import PGconn, TransactionStatus
 
 from tenure import errors
+from tenure.stores.libraries import ENDED_INSIDE
 from tenure.stores.postgres.connecting import (
     LOOK_SECONDS,
     CannotConnect,
@@ -41,9 +42,10 @@ CACHED = 2
 CACHED_SECONDS = 60.0
 END_SECONDS = 5.0  # for the last words: COMMIT, ROLLBACK, DISCARD
 TIMED_OUT = frozenset({"25P03", "25P04", "57014", "57P01"})
-ENDED_INSIDE = (
-    "a transaction cannot be ended inside its block, by a commit, a rollback, a close or "
-    "`with conn:`; leave that to the end of the block"
+IN_THE_WAY = "the transaction was rolled back, another one was in its way ({}): run it again"
+TOO_LONG = (
+    "the transaction was open for more than {:g} s and was rolled back: do slow work before the "
+    "block"
 )
 # COMMIT, END, ABORT and ROLLBACK (but not ROLLBACK TO a savepoint), after blanks and comments.
 _END = re.compile(
@@ -354,20 +356,14 @@ class Lender:
         if not isinstance(error, psycopg.Error):
             return error
         if error.sqlstate in CONFLICTS:
-            told = errors.StoreBusy(
-                f"the transaction was rolled back, another one was in its way ({error.sqlstate}): "
-                "run it again"
-            )
+            told = errors.StoreBusy(IN_THE_WAY.format(error.sqlstate))
             told.uncharged = True
             return told
         late = time.monotonic() >= connection.deadline and (
             connection.closed or error.sqlstate in TIMED_OUT
         )
         if isinstance(error, Late) or late or error.sqlstate in ("25P03", "25P04"):
-            return errors.StoreBusy(
-                f"the transaction was open for more than {limit:g} s and was rolled back: do slow "
-                "work before the block"
-            )
+            return errors.StoreBusy(TOO_LONG.format(limit))
         return self._database.explain(error) if connection.closed else error
 
     def close(self) -> None:
@@ -385,13 +381,17 @@ def _last_words(connection: _Lent) -> None:
     connection.deadline = time.monotonic() + END_SECONDS
 
 
-def _limits(limit: float, version: int) -> Any:
-    """Set for the transaction alone, so that a pooler's session keeps nothing of it."""
-    milliseconds = max(1, round(limit * 1000))
+def bounded_by(limit: float, version: int) -> list[tuple[str, str]]:
+    """What the server is to end a transaction by, when it takes longer."""
     names = ["idle_in_transaction_session_timeout", "statement_timeout"]
     if version >= 170000:
         names.append("transaction_timeout")
-    return "; ".join(f"SET LOCAL {name} = {milliseconds}" for name in names)
+    return [(name, str(max(1, round(limit * 1000)))) for name in names]
+
+
+def _limits(limit: float, version: int) -> Any:
+    """Set for the transaction alone, so that a pooler's session keeps nothing of it."""
+    return "; ".join(f"SET LOCAL {name} = {value}" for name, value in bounded_by(limit, version))
 
 
 def _pauses() -> Iterator[float]:

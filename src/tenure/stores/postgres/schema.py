@@ -68,9 +68,9 @@ def version(database: Database) -> int:
     return _read(database)[0]
 
 
-def check(database: Database) -> None:
+def check(database: Database, timeout: float | None = None) -> None:
     """Raise SchemaError unless this program works with the tables as they are."""
-    found, compatible_from = _read(database)
+    found, compatible_from = _read(database, timeout)
     _refuse_newer(database, found, compatible_from)
     if found == 0:
         raise SchemaError(
@@ -209,8 +209,8 @@ def _apply_next(connection: psycopg.Connection[Any], database: Database) -> str 
     return f"{pending[0].version:04d}_{pending[0].name}"
 
 
-def _read(database: Database) -> tuple[int, int]:
-    with database.connection() as connection:
+def _read(database: Database, timeout: float | None = None) -> tuple[int, int]:
+    with database.connection(timeout) as connection:
         return _read_on(connection, database.schema)
 
 

@@ -1,5 +1,9 @@
 """Enqueue on somebody else's connection: their transaction, or ours where none is open.
 
+Whatever library it belongs to, the statements go to the driver's connection behind it, on the
+thread that it is used from; the library only has to know that a transaction is open. Whoever waits
+for the commit is woken by the write to the log, as after a commit of ours.
+
 Whoever has begun a transaction may hold SQLite's write lock, and whoever stands in the gate may be
 waiting for that: so the gate is only entered before a transaction begins, never inside one.
 """
@@ -7,11 +11,13 @@ waiting for that: so the gate is only entered before a transaction begins, never
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenure import errors
+from tenure.stores import libraries
 from tenure.stores.sqlite.gate import (
     IMPATIENT,
     SQLITE_BUSY_SNAPSHOT,
@@ -26,6 +32,73 @@ if TYPE_CHECKING:
     from tenure.stores.sqlite.file import SqliteFile
 
 LEGACY_CONTROL = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL, from Python 3.12 on
+JOINED = (
+    "an aiosqlite Connection, a SQLAlchemy Connection, Session, AsyncConnection or AsyncSession, "
+    "or Django's connection"
+)
+AIOSQLITE = {"aiosqlite.core.Connection": "aiosqlite"}
+T = TypeVar("T")
+
+
+def run_on(
+    file: SqliteFile, connection: Any, lock: str, work: Callable[[sqlite3.Cursor], T]
+) -> T | Awaitable[T]:
+    """`work`, with a cursor in the caller's transaction; a coroutine where it has to be awaited."""
+    if libraries.known_as(connection, AIOSQLITE) is not None:
+        return _on_aiosqlite(file, connection, lock, work)
+    if libraries.known_as(connection, libraries.SQLALCHEMY_ASYNC) is not None:
+        return _on_async(file, connection, lock, work)
+    return _on_driver(file, driver_of(file, connection), lock, work)
+
+
+def _on_driver(
+    file: SqliteFile, connection: Any, lock: str, work: Callable[[sqlite3.Cursor], T]
+) -> T:
+    with joined(file, connection, lock) as cursor:
+        return work(cursor)
+
+
+async def _on_aiosqlite(
+    file: SqliteFile, connection: Any, lock: str, work: Callable[[sqlite3.Cursor], T]
+) -> T:
+    """On its own thread, which alone may use the driver's connection."""
+    call = partial(_on_driver, file, connection._conn, lock, work)
+    found: T = await connection._execute(call)
+    return found
+
+
+async def _on_async(
+    file: SqliteFile, target: Any, lock: str, work: Callable[[sqlite3.Cursor], T]
+) -> T:
+    if libraries.known_as(target, libraries.SQLALCHEMY_ASYNC) == "registry":
+        target = target()
+    return await _on_aiosqlite(file, await target.run_sync(partial(driver_of, file)), lock, work)
+
+
+def driver_of(file: SqliteFile, connection: Any) -> Any:
+    """The driver's connection behind a library's, which knows that a transaction is open on it:
+    a commit of one that knows of none would do nothing."""
+    if isinstance(connection, file.module.Connection):
+        return connection
+    if (kind := libraries.known_as(connection, libraries.SQLALCHEMY)) is not None:
+        target = connection() if kind == "registry" else connection
+        if hasattr(target, "flush"):  # a Session
+            target = target.connection()
+        if target.dialect.name != "sqlite":
+            libraries.refuse_database(connection, target.dialect.name, "SQLite")
+        if not target.in_transaction():
+            target.begin()
+        return target.connection.driver_connection
+    if libraries.known_as(connection, libraries.DJANGO) is not None:
+        if connection.vendor != "sqlite":
+            libraries.refuse_database(connection, connection.vendor, "SQLite")
+        with connection.cursor():  # connects; refuses other threads and event loops
+            connection.validate_no_broken_transaction()
+        return connection.connection
+    raise errors.ConfigError(
+        f"conn= got {libraries.described(connection)}; this app stores jobs in SQLite and can join "
+        f"a {file.module.__name__} Connection, {JOINED}."
+    )
 
 
 @contextmanager
@@ -56,6 +129,25 @@ def joined(file: SqliteFile, connection: Any, lock: str) -> Iterator[sqlite3.Cur
         raise _explain(file, connection, error) from error
     finally:
         connection.text_factory = texts
+
+
+def take_write_lock(file: SqliteFile, connection: Any, lock: str) -> None:
+    """Make the transaction that is open on their connection, or a new one, a write transaction,
+    for them to end."""
+    _require_kind(file, connection)
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    try:
+        _require_file(file, cursor)
+        if connection.in_transaction:
+            cursor.execute(lock)
+        else:
+            with _impatient(cursor) as timeout, file.gated(timeout):
+                begin_immediate(cursor, timeout)
+        if file.fragile and _automatic_checkpoints(cursor):
+            cursor.execute("PRAGMA wal_autocheckpoint=0")
+    except file.module.Error as error:
+        raise _explain(file, connection, error) from error
 
 
 def _autocommits(connection: Any) -> bool:
@@ -139,24 +231,22 @@ def _automatic_checkpoints(cursor: sqlite3.Cursor) -> int:
 
 
 def _require_kind(file: SqliteFile, connection: Any) -> None:
-    module = file.module
-    if not isinstance(connection, module.Connection):
+    """Two copies of SQLite in one process, on one file, would lose each other's locks."""
+    if not isinstance(connection, file.module.Connection):
         raise errors.ConfigError(
-            f"conn= got a {type(connection).__module__}.{type(connection).__name__}; this app "
-            f"stores jobs in SQLite and can join a {module.__name__}.Connection only."
+            f"behind conn= is {libraries.described(connection)}, but this app uses the module "
+            f"{file.module.__name__} (TENURE_SQLITE_MODULE): use the same one in both"
         )
 
 
 def _require_file(file: SqliteFile, cursor: sqlite3.Cursor) -> None:
     if file.place is None or place_of(file.name) != file.place:
         file.open(waiting=not cursor.connection.in_transaction)
-    if not any(
-        row[1] == "main" and row[2] and (row[2] == file.path or place_of(row[2]) == file.place)
-        for row in cursor.execute("PRAGMA database_list")
-    ):
+    theirs = next(row[2] for row in cursor.execute("PRAGMA database_list") if row[1] == "main")
+    if not theirs or (theirs != file.path and place_of(theirs) != file.place):
         raise errors.ConfigError(
-            f"conn= is open on another database than this app's {file.path}: the job would "
-            "not commit with your data. Connect to the same file."
+            f"conn= is open on {theirs or 'a database in memory'}, and this app's jobs are in "
+            f"{file.path}: they would not commit with your data. Connect to the same file."
         )
     if file.left:
         if _open_here(file.left):
@@ -189,7 +279,9 @@ def _explain(file: SqliteFile, connection: Any, error: Exception) -> errors.Stor
         if connection.in_transaction:
             return errors.StoreBusy(
                 "Your transaction has read from this file and can no longer write: another "
-                "connection has written since. Start it with BEGIN IMMEDIATE, then enqueue."
+                "connection has written since. Start it with BEGIN IMMEDIATE (Django: "
+                '"transaction_mode": "IMMEDIATE" in OPTIONS; SQLAlchemy: docs/sqlalchemy.md), '
+                "then enqueue."
             )
         return errors.StoreBusy(
             "A cursor of your connection is still reading this file, and another connection has "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tenure import errors, sql
@@ -34,11 +34,16 @@ class Enqueueing(SqliteBase):
         self._queues.update([job.terms.queue for job in jobs])
         return receipts
 
-    def enqueue_on(self, connection: Any, jobs: Sequence[NewJob]) -> list[Receipt]:
-        """On the caller's sqlite3 connection. Outside a transaction it commits at once, as the
-        caller's own INSERT would; otherwise it shares the fate of the caller's transaction."""
-        with callers.joined(self.file, connection, self._sql["enqueue_lock"]) as cursor:
+    def enqueue_on(
+        self, connection: Any, jobs: Sequence[NewJob]
+    ) -> list[Receipt] | Awaitable[list[Receipt]]:
+        """On the caller's connection. Outside a transaction it commits at once, or begins one, as
+        the caller's own INSERT would; otherwise it shares the fate of the caller's transaction."""
+
+        def store(cursor: sqlite3.Cursor) -> list[Receipt]:
             return self._enqueue(cursor, jobs, self.file.clock(), set(), False)
+
+        return callers.run_on(self.file, connection, self._sql["enqueue_lock"], store)
 
     def _enqueue(
         self,

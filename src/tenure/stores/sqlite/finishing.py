@@ -261,16 +261,38 @@ class Finishing(Enqueueing):
         return {needs: (status, decoded(result)) for needs, status, result in rows}
 
     @contextmanager
-    def transaction(self, limit: float) -> Iterator[Settlement]:
-        with self.file.lend(limit) as db:
-            yield _Settlement(self, db)
+    def transaction(self, limit: float, conn: Any = None) -> Iterator[Settlement]:
+        if conn is None:
+            with self.file.lend(limit) as db:
+                yield _Settlement(self, db)
+        else:
+            from tenure.stores.sqlite.joining import JoinedSettlement
 
-    def atransaction(self, limit: float) -> AbstractAsyncContextManager[AsyncSettlement]:
+            with self._joined(JoinedSettlement, conn, limit) as settlement:
+                yield settlement
+
+    def atransaction(
+        self, limit: float, conn: Any = None
+    ) -> AbstractAsyncContextManager[AsyncSettlement]:
+        if conn is not None:
+            from tenure.stores.sqlite.joining import AsyncJoinedSettlement
+
+            held: AbstractAsyncContextManager[AsyncSettlement] = self._joined(
+                AsyncJoinedSettlement, conn, limit
+            )
+            return held
         raise ConfigError(
             "on SQLite ctx.transaction() works in `def` handlers: it holds the file's only write "
             "lock, and an `async def` handler shares its thread with others. Make the handler a "
-            "`def`."
+            "`def`, or give it an AsyncSession of SQLAlchemy's (with aiosqlite): "
+            "ctx.transaction(conn=session)."
         )
+
+    def _joined(self, kind: Any, conn: Any, limit: float) -> Any:
+        def finish(db: Any, worker: Registration, end: outcome.Ended) -> Accepted:
+            return self._finish(db, worker, [end], self.file.clock(), lenient=False)[0]
+
+        return kind(self.file, conn, self._sql["enqueue_lock"], finish, limit).held()
 
 
 class _Settlement:

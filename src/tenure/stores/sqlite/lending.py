@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SQLITE_OK, SQLITE_DENY = 0, 1
 SQLITE_PRAGMA, SQLITE_TRANSACTION = 19, 22
+WARN_AFTER = 1.0
 
 # What waits for SQLite's mutex.
 CONNECTION_CALLS = (
@@ -40,7 +41,6 @@ class Loan:
     of its own nor anything outside the transaction gets through, and after `limit` seconds the
     transaction is rolled back under its hands."""
 
-    WARN_AFTER = 1.0
     LOOK_EVERY = 10_000  # steps of SQLite's machine, about a tenth of a millisecond
 
     def __init__(self, connection: Connection, limit: float, path: str) -> None:
@@ -51,8 +51,9 @@ class Loan:
         self._ended = threading.Event()
         self.turn = threading.RLock()
         self.expired = False
+        after = min(WARN_AFTER, limit / 2)
         self._timers = [
-            threading.Timer(min(self.WARN_AFTER, limit / 2), self._warn),
+            threading.Timer(after, warn_of, (path, after)),
             threading.Timer(limit, self._expire),
         ]
 
@@ -70,10 +71,7 @@ class Loan:
         with self._lock:
             self._ended.set()
         if self.expired:
-            raise errors.StoreBusy(
-                f"the transaction held the only write lock of {self._path} for more than "
-                f"{self._limit:g} s and was rolled back: do slow work before the block"
-            )
+            raise too_long(self._path, self._limit)
 
     def stop(self) -> None:
         """After this no timer touches the connection or the gate."""
@@ -91,16 +89,6 @@ class Loan:
             return SQLITE_OK
         inside = self._connection.db.in_transaction and action != SQLITE_TRANSACTION
         return SQLITE_OK if inside else SQLITE_DENY
-
-    def _warn(self) -> None:
-        import logging  # 3 ms of a cold enqueue, for a warning it cannot get
-
-        logging.getLogger("tenure.job").warning(
-            "a transaction has been holding the only write lock of %s for %.1f s: everybody else "
-            "waits; do slow work before the block",
-            self._path,
-            min(self.WARN_AFTER, self._limit / 2),
-        )
 
     def _expire(self) -> None:
         with self._lock:
@@ -120,6 +108,24 @@ class Loan:
                     db.say("ROLLBACK")
             finally:
                 self._connection.gate.leave()
+
+
+def warn_of(path: str, seconds: float) -> None:
+    import logging  # 3 ms of a cold enqueue, for a warning it cannot get
+
+    logging.getLogger("tenure.job").warning(
+        "a transaction has been holding the only write lock of %s for %.1f s: everybody else "
+        "waits; do slow work before the block",
+        path,
+        seconds,
+    )
+
+
+def too_long(path: str, limit: float) -> errors.StoreBusy:
+    return errors.StoreBusy(
+        f"the transaction held the only write lock of {path} for more than {limit:g} s and was "
+        "rolled back: do slow work before the block"
+    )
 
 
 @cache

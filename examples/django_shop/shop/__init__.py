@@ -1,0 +1,1 @@
+"""Orders that are charged and confirmed by background jobs."""

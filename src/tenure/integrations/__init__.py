@@ -1,0 +1,1 @@
+"""Tenure inside frameworks. Each is imported by its own users only."""

@@ -1,0 +1,1 @@
+"""None: jobs are no models. Django tells of migrations only apps that have this module."""

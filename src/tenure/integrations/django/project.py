@@ -1,0 +1,153 @@
+"""The app of a Django project: its jobs are in Django's own database, also while that is a test's,
+and its handlers find connections that work.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from inspect import iscoroutinefunction
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.db import close_old_connections, connections
+
+from tenure.app import App
+from tenure.engine.client import Client
+from tenure.errors import ConfigError
+from tenure.job import NewJob, Receipt
+
+# Of DATABASES[…]["OPTIONS"]: what only Django understands.
+NOT_FOR_LIBPQ = frozenset({"assume_role", "isolation_level", "pool", "server_side_binding"})
+
+
+@functools.cache
+def project_app() -> DjangoApp:
+    return DjangoApp(**getattr(settings, "TENURE", {}))
+
+
+class DjangoApp(App):
+    """`database` is the alias whose database holds the jobs, unless there is a `url`; everything
+    else as for `tenure.App`."""
+
+    def __init__(self, url: str | None = None, *, database: str = "default", **more: Any) -> None:
+        self._alias = None if url else database
+        self._derived = url_of(database) if self._alias else ""
+        super().__init__(url or self._derived, **more)
+        self.around = with_fresh_connections
+
+    def lives_in(self, alias: str) -> bool:
+        """Jobs are in the database that Django calls so, not in one of a test's own making."""
+        return self._alias == alias and self._follow() == self.settings.url
+
+    # -- inside atomic() a job shares its fate --------------------------------------------------
+    def enqueue_many(self, jobs: Sequence[NewJob], *, conn: Any = None) -> list[Receipt]:
+        return super().enqueue_many(jobs, conn=self._joined(conn))
+
+    def enqueue_jobs(
+        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: str = "return"
+    ) -> list[Receipt]:
+        return super().enqueue_jobs(jobs, conn=self._joined(conn), on_conflict=on_conflict)
+
+    async def aenqueue_jobs(
+        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: str = "return"
+    ) -> list[Receipt]:
+        """Where Django's own async calls run: there is a connection to join, on that thread."""
+        if conn is not None:
+            return await super().aenqueue_jobs(jobs, conn=conn, on_conflict=on_conflict)
+        return await sync_to_async(self.enqueue_jobs)(jobs, on_conflict=on_conflict)
+
+    def _joined(self, conn: Any) -> Any:
+        """What the caller gives, or Django's connection while that is in a transaction."""
+        if conn is not None or self._alias is None or not self.lives_in(self._alias):
+            return conn
+        connection = connections[self._alias]
+        if connection.connection is None or connection.autocommit:
+            return None
+        return connection
+
+    # -- a test's database ----------------------------------------------------------------------
+    @property
+    def client(self) -> Client:
+        self._follow()
+        return super().client
+
+    def _follow(self) -> str:
+        """Django's test runner gives an alias another database: so do we, unless somebody has
+        given us another URL (`--url`, tenure.testing.use)."""
+        if self._alias is None or self.settings.url != self._derived:
+            return self._derived
+        now = url_of(self._alias)
+        if now != self._derived:
+            self.close()
+            self._derived = now
+            self.settings = replace(self.settings, url=now)
+        return now
+
+
+def url_of(alias: str) -> str:
+    """The URL of the database that Django calls so at this moment."""
+    connection = connections[alias]
+    given = connection.settings_dict
+    if connection.vendor == "sqlite":
+        if connection.is_in_memory_db():
+            raise ConfigError(
+                f'DATABASES["{alias}"] is in memory, where no worker finds a job. For tests give '
+                'it a file: "TEST": {"NAME": BASE_DIR / "test.sqlite3"}'
+            )
+        return f"sqlite:///{os.path.abspath(given['NAME'])}"
+    if connection.vendor != "postgresql":
+        raise ConfigError(
+            f'DATABASES["{alias}"] is {connection.display_name}, which cannot hold jobs: say where '
+            'they are, TENURE = {"url": "sqlite:////var/lib/jobs.db"} or "postgresql://…"'
+        )
+    options = {
+        name: value
+        for name, value in given["OPTIONS"].items()
+        if name not in NOT_FOR_LIBPQ and isinstance(value, str | int)
+    }
+    named = {"host": "HOST", "port": "PORT", "user": "USER", "password": "PASSWORD"}
+    options |= {name: given[key] for name, key in named.items() if given[key]}
+    query = urlencode(options, quote_via=quote)
+    return f"postgresql:///{quote(given['NAME'] or '', safe='')}?{query}"
+
+
+def look_at_connections() -> None:
+    """Those that are kept are asked before their next use whether they still work: a thread may
+    have been idle when the server closed its connection, and a job that is tried again on one such
+    thread after the other would use up its attempts. Costs a round trip where one is kept."""
+    close_old_connections()
+    for connection in connections.all(initialized_only=True):
+        if connection.connection is not None:
+            connection.health_check_enabled = True
+
+
+def with_fresh_connections(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Around each job, as Django does around each request: connections that are broken or too old
+    are closed, on the thread that uses them."""
+    if iscoroutinefunction(handler):
+        look, close = sync_to_async(look_at_connections), sync_to_async(close_old_connections)
+
+        @functools.wraps(handler)
+        async def arun(*args: Any, **kwargs: Any) -> Any:
+            await look()
+            try:
+                return await handler(*args, **kwargs)
+            finally:
+                await close()
+
+        return arun
+
+    @functools.wraps(handler)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        look_at_connections()
+        try:
+            return handler(*args, **kwargs)
+        finally:
+            close_old_connections()
+
+    return run
