@@ -225,22 +225,24 @@ def test_a_directory_in_place_of_the_file(path: Path, app: tenure.App) -> None:
 READ_ONLY = """
 import importlib, os, pkgutil, sys, tenure
 
-def enqueue(path):
+def made(path):
     app = tenure.App("sqlite:///" + path)
     app.task(name="work")(lambda: None)
-    app.enqueue("work")
+    app.store  # reads its statements, opens nothing
+    return app
 
 # Everything while this user may read it: the next one may not enter the checkout.
 for module in pkgutil.walk_packages(tenure.__path__, "tenure."):
     if "postgres" not in module.name and not module.name.endswith("__main__"):
         importlib.import_module(module.name)
-enqueue(sys.argv[1])
+made(sys.argv[1]).enqueue("work")
+app = made(sys.argv[2])
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
 try:
-    enqueue(sys.argv[2])
+    app.enqueue("work")
 except tenure.StoreUnavailable as error:
     print(error)
 """
