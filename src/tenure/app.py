@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 from tenure import policy
-from tenure.context import HOOKS, Context, Lifecycle, checked_actor
+from tenure.context import HOOKS, Context, Lifecycle, checked_actor, current
 from tenure.errors import ConfigError, DuplicateTask, IllegalTransition, JobNotFound, UnknownTask
-from tenure.ids import parse_id
-from tenure.job import SYSTEM, Actor, NewJob, Receipt
+from tenure.ids import known_id, shown
+from tenure.job import Actor, NewJob, Receipt
 from tenure.task import Task, TaskDecorator
 
 if TYPE_CHECKING:
@@ -146,6 +146,7 @@ class App:
         process: bool = False,
         keep: policy.Keep | None = None,
         not_secret: Sequence[str] = (),
+        aliases: Sequence[str] = (),
     ) -> TaskDecorator: ...
 
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
@@ -154,13 +155,17 @@ class App:
         return decorate if function is None else decorate(function)
 
     def register(self, task: Task[..., Any]) -> None:
-        known = self.tasks.get(task.name)
-        if known is not None:
-            raise DuplicateTask(
-                f"two tasks are named {task.name!r}: {_where(known.function)} and "
-                f"{_where(task.function)}. Jobs are stored under the name: give one of them name=."
-            )
-        self.tasks[task.name] = task
+        """Under its name and the names it had: jobs of all of them are claimed and run."""
+        names = (task.name, *task.settings.aliases)
+        for name in names:
+            known = self.tasks.get(name)
+            if known is not None:
+                raise DuplicateTask(
+                    f"two tasks are named {name!r}: {_where(known.function)} and "
+                    f"{_where(task.function)}. Jobs are stored under the name: give one of them "
+                    "name=, or take it out of aliases=."
+                )
+        self.tasks.update(dict.fromkeys(names, task))
 
     def find_task(self, name: str) -> Task[..., Any]:
         task = self.tasks.get(name)
@@ -213,18 +218,20 @@ class App:
         return self.client.enqueue(jobs, conn=conn)
 
     def enqueue_jobs(
-        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: str = "return"
+        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: policy.OnConflict = "return"
     ) -> list[Receipt]:
         return self.client.enqueue(jobs, conn=conn, on_conflict=on_conflict)
 
     async def aenqueue_jobs(
-        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: str = "return"
+        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: policy.OnConflict = "return"
     ) -> list[Receipt]:
         return await self.client.aenqueue(jobs, conn=conn, on_conflict=on_conflict)
 
     # -- reading ------------------------------------------------------------------------------
     def get(self, id: object) -> Job | None:
-        return self.store.get(parse_id(id))
+        """None when there is no such job; what cannot be an id is nobody's."""
+        ulid = known_id(id)
+        return None if ulid is None else self.store.get(ulid)
 
     async def aget(self, id: object) -> Job | None:
         return await self.client.in_thread(self.get, id)
@@ -252,14 +259,17 @@ class App:
 
     def events(self, id: object = None) -> Iterator[Event]:
         """The audit trail of one job, or of everything; oldest first."""
-        return self.client.events(None if id is None else parse_id(id))
+        if id is None:
+            return self.client.events(None)
+        ulid = known_id(id)
+        return iter(()) if ulid is None else self.client.events(ulid)
 
     def result(self, id: object, timeout: float | None = None) -> Any:
         """Wait for a job's result. JobFailed when it ended otherwise, TimeoutError when late."""
-        return self.client.result(parse_id(id), timeout)
+        return self.client.result(_given(id), timeout)
 
     async def aresult(self, id: object, timeout: float | None = None) -> Any:
-        return await self.client.aresult(parse_id(id), timeout)
+        return await self.client.aresult(_given(id), timeout)
 
     def stats(self) -> dict[str, Any]:
         """Counts by status and by queue, and who is working. A figure is counted to 10,000, and no
@@ -279,12 +289,12 @@ class App:
         return self.store.workers()
 
     # -- operators ----------------------------------------------------------------------------
-    def cancel(self, id: object, *, actor: tuple[str, str] = SYSTEM, reason: str = "") -> str:
+    def cancel(self, id: object, *, actor: tuple[str, str] | None = None, reason: str = "") -> str:
         """`cancelled` at once when queued, `requested` when running; otherwise an error."""
         return self._one(self.store.cancel, "cancel", id, actor, reason=policy.reason(reason))
 
     async def acancel(
-        self, id: object, *, actor: tuple[str, str] = SYSTEM, reason: str = ""
+        self, id: object, *, actor: tuple[str, str] | None = None, reason: str = ""
     ) -> str:
         return await self.client.in_thread(self.cancel, id, actor=actor, reason=reason)
 
@@ -293,20 +303,20 @@ class App:
         id: object,
         payload: dict[str, Any] | None = None,
         *,
-        actor: tuple[str, str] = SYSTEM,
+        actor: tuple[str, str] | None = None,
     ) -> str:
         """Run a dead job again under the same id, with other arguments if given."""
         text = None
         if payload is not None:
             job = self.get(id)
             if job is None:
-                raise JobNotFound(f"there is no job {id}")
+                raise JobNotFound(f"there is no job {shown(id)}")
             signature = self.find_task(job.type).signature
             text = signature.pack_named(payload)
             signature.refuse_secrets(text)
         return self._one(self.store.replay, "replay", id, actor, payload=text)
 
-    def discard(self, id: object, *, actor: tuple[str, str] = SYSTEM, reason: str = "") -> str:
+    def discard(self, id: object, *, actor: tuple[str, str] | None = None, reason: str = "") -> str:
         """Give a dead job up: it becomes `cancelled`."""
         return self._one(self.store.discard, "discard", id, actor, reason=policy.reason(reason))
 
@@ -315,11 +325,11 @@ class App:
         call: Callable[..., dict[str, str]],
         verb: str,
         id: object,
-        actor: tuple[str, str],
+        actor: tuple[str, str] | None,
         **more: Any,
     ) -> str:
-        ulid = parse_id(id)
-        verdict = call([ulid], actor=checked_actor(actor), **more)[ulid]
+        ulid = _given(id)
+        verdict = call([ulid], actor=_whose(actor), **more)[ulid]
         if verdict == "absent":
             raise JobNotFound(f"there is no job {ulid}")
         if verdict not in ("done", "requested"):
@@ -328,13 +338,13 @@ class App:
             )
         return verdict if verdict == "requested" else _BECOMES[verb]
 
-    def pause(self, queue: str, *, reason: str = "", actor: tuple[str, str] = SYSTEM) -> None:
+    def pause(self, queue: str, *, reason: str = "", actor: tuple[str, str] | None = None) -> None:
         """Nothing of this queue is claimed until `resume`; what runs goes on."""
         name, why = policy.queue_name(queue), policy.reason(reason)
-        self.store.pause(name, actor=checked_actor(actor), reason=why)
+        self.store.pause(name, actor=_whose(actor), reason=why)
 
-    def resume(self, queue: str, *, actor: tuple[str, str] = SYSTEM) -> None:
-        self.store.resume(policy.queue_name(queue), actor=checked_actor(actor))
+    def resume(self, queue: str, *, actor: tuple[str, str] | None = None) -> None:
+        self.store.resume(policy.queue_name(queue), actor=_whose(actor))
 
     def migrate(self) -> list[str]:
         """Create or upgrade the tables; the names of what ran. Safe to call at every start."""
@@ -400,6 +410,18 @@ class App:
 _BECOMES = {"cancel": "cancelled", "replay": "queued", "discard": "cancelled"}
 _ALLOWED = {"cancel": "queued and running", "replay": "dead", "discard": "dead"}
 _PAST = {"cancel": "led", "replay": "ed", "discard": "ed"}
+
+
+def _given(id: object) -> str:
+    ulid = known_id(id)
+    if ulid is None:
+        raise JobNotFound(f"there is no job {shown(id)}: an id is a ULID or a UUID")
+    return ulid
+
+
+def _whose(actor: tuple[str, str] | None) -> Actor:
+    """Who an operator's call is audited as: who it names, else who acts here (`tenure.acting`)."""
+    return current().actor if actor is None else checked_actor(actor)
 
 
 def _where(function: Callable[..., Any]) -> str:

@@ -1,6 +1,8 @@
 """One set of settings: defaults < ``tenure.toml`` < environment ``TENURE_*`` < arguments.
 
-An unknown name is an error wherever it comes from: a setting that is misspelt must not look set.
+An unknown name is an error: a setting that is misspelt must not look set. Only a variable that
+resembles no setting is passed over with a warning: beside a Kubernetes service named ``tenure``
+there are ``TENURE_PORT``, ``TENURE_SERVICE_HOST`` and more, and nobody has set them.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
+from functools import cache
 from typing import Any
 
 from tenure.errors import ConfigError
@@ -21,6 +24,7 @@ _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 # URLs of SQLAlchemy's name a driver. These are the ones we use as well.
 _DRIVERS = ("postgresql+psycopg", "postgresql+psycopg_async", "postgres+psycopg", "sqlite+pysqlite")
+_RESEMBLES = 0.65  # as difflib counts: URI is for URL (0.67), API_PORT not for APP (0.55)
 
 
 def _within(default: float, low: float, high: float) -> Any:
@@ -171,6 +175,7 @@ def _from_file() -> dict[str, object]:
 def _from_environment(variables: Mapping[str, str] = os.environ) -> dict[str, object]:
     known = {_PREFIX + setting.name.upper(): setting for setting in _settings()}
     values: dict[str, object] = {}
+    strange: list[str] = []
     for variable, text in variables.items():
         if not variable.startswith(_PREFIX):
             continue
@@ -178,13 +183,36 @@ def _from_environment(variables: Mapping[str, str] = os.environ) -> dict[str, ob
             continue
         setting = known.get(variable)
         if setting is None:
-            raise ConfigError(
-                f"unknown setting {variable} in the environment{_suggestion(variable, known)}"
-            )
+            _refuse_resembling(variable, known)
+            strange.append(variable)
+            continue
         if text:  # empty is unset: compose files and shells cannot always leave a variable out
             where = f"{variable} in the environment"
             values[setting.name] = _checked(setting, _parsed(setting, text, where), where)
+    if strange:
+        _pass_over(tuple(sorted(strange)))
     return values
+
+
+def _refuse_resembling(variable: str, known: Iterable[str]) -> None:
+    from difflib import get_close_matches
+
+    bare = [name.removeprefix(_PREFIX) for name in known]
+    close = get_close_matches(variable.removeprefix(_PREFIX), bare, n=1, cutoff=_RESEMBLES)
+    if close:
+        raise ConfigError(
+            f"unknown setting {variable} in the environment; did you mean {_PREFIX}{close[0]}?"
+        )
+
+
+@cache  # once a process, however many apps it has
+def _pass_over(variables: tuple[str, ...]) -> None:
+    import logging  # 3 ms, for who has some
+
+    logging.getLogger("tenure.config").warning(
+        "passed over in the environment, because no setting has such a name: %s",
+        ", ".join(variables),
+    )
 
 
 def _from_arguments(arguments: Mapping[str, object]) -> dict[str, object]:

@@ -110,7 +110,8 @@ def acting(
     correlation_id: str | None = None,
     traceparent: str | None = None,
 ) -> Iterator[None]:
-    """Everything enqueued inside the block carries these; what is not given is inherited."""
+    """Everything enqueued inside the block carries these, and what an operator does in it
+    (`cancel`, `replay`, `pause`, …) is audited as its actor; what is not given is inherited."""
     changes: dict[str, Any] = {}
     for what, value in (
         ("org", org),

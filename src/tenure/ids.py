@@ -127,9 +127,21 @@ def parse_id(text: object) -> str:
 
         if isinstance(text, UUID):
             return _encode(text.int, 13)
-    shown = repr(text)
-    shown = shown if len(shown) <= 60 else f"{shown[:56]}...{shown[-1]}"
-    raise JobError(f"{shown} is not a job id: expected a ULID (26 characters) or a UUID")
+    raise JobError(f"{shown(text)} is not a job id: expected a ULID (26 characters) or a UUID")
+
+
+def known_id(text: object) -> str | None:
+    """The same for who looks a job up: None for what cannot be the id of any."""
+    try:
+        return parse_id(text)
+    except JobError:
+        return None
+
+
+def shown(text: object) -> str:
+    """What somebody gave for an id, short enough for a message."""
+    words = repr(text)
+    return words if len(words) <= 60 else f"{words[:56]}...{words[-1]}"
 
 
 def to_uuid(ulid: str) -> UUID:

@@ -283,6 +283,16 @@ class Keep(Record):
 
 # ------------------------------------------------------------------------------- enqueue options
 
+OnConflict = Literal["return", "error"]
+AfterFailed = Literal["wait", "cancel"]
+Unique = Literal["pending"]
+
+
+def choice(value: object, what: str, words: tuple[str, ...]) -> None:
+    """An option that is one of a few words; the type says which, and so does the error."""
+    if value not in words:
+        raise ConfigError(f"{what} is {' or '.join(map(repr, words))}, got {value!r}")
+
 
 def priority(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10:

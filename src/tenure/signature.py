@@ -1,7 +1,8 @@
 """A task's arguments: packed by name at enqueue, checked against the types, unpacked at the run.
 
 The check is the same at both ends: the JSON text is decoded into the annotated types. Types that
-JSON has no word for (datetimes, dataclasses, pydantic models) are turned into JSON on the way in.
+JSON has no word for (datetimes, paths, dataclasses, pydantic models) are turned into JSON on the
+way in.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ import msgspec
 from tenure import payload, secrecy
 from tenure.context import Context
 from tenure.errors import ArgumentError, PayloadError, TaskError
-
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class Signature:
@@ -39,11 +38,6 @@ class Signature:
         if self.takes_context:
             del parameters[0]
         for parameter in parameters:
-            if parameter.kind in _VARIADIC:
-                raise TaskError(
-                    f"Task {task!r} takes {parameter}: a job's arguments are stored by name, so "
-                    "give each one a parameter of its own (a list or dict parameter holds many)."
-                )
             if hints.get(parameter.name) is Context:
                 raise TaskError(
                     f"Task {task!r} takes its Context as {parameter.name!r}: make it the first "
@@ -225,7 +219,7 @@ def _decoder(
 
 
 def _from_json(wanted: Any, value: Any) -> Any:
-    """Types msgspec does not know: pydantic models validate themselves."""
+    """Types msgspec does not know: paths are text, pydantic models validate themselves."""
     if hasattr(wanted, "model_validate"):
         try:
             return wanted.model_validate(value)
@@ -233,13 +227,23 @@ def _from_json(wanted: Any, value: Any) -> Any:
             raise ValueError(f"not a valid {wanted.__name__} ({type(error).__name__})") from None
     if isinstance(wanted, type) and isinstance(value, wanted):
         return value
+    if isinstance(value, str) and _is_path(wanted):
+        return wanted(value)
     raise ValueError(f"cannot be read as {wanted!r}")
 
 
 def _to_json(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
+    if _is_path(type(value)):
+        return str(value)
     raise TypeError(f"{type(value).__name__} cannot be stored as JSON")
+
+
+def _is_path(kind: Any) -> bool:
+    from pathlib import PurePath  # 4 ms, for who comes here with something of their own
+
+    return isinstance(kind, type) and issubclass(kind, PurePath)
 
 
 def _readable(error: msgspec.ValidationError) -> str:

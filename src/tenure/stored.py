@@ -55,6 +55,7 @@ class Job:
     scheduled_for: datetime.datetime | None = None  # as it was asked; retries do not change it
     death: str | None = field(default=None, repr=False)  # handle of the group it died in
     traceback: str | None = field(default=None, repr=False)
+    after_failed: str | None = None  # of a job that waits: `wait` or `cancel`
 
     @property
     def name(self) -> str:

@@ -17,7 +17,7 @@ from typing import (
 )
 
 from tenure import context, payload, policy
-from tenure.errors import ConfigError
+from tenure.errors import ArgumentError, ConfigError, TaskError
 from tenure.ids import new_id, parse_id
 from tenure.job import NewJob, Receipt, Terms
 from tenure.record import Record
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from tenure.config import Settings
     from tenure.signature import Signature
 
+_VARIADIC = 0x04 | 0x08  # of a code object's flags; `inspect` takes 7 ms to import
+_GENERATOR = 0x20 | 0x200
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -37,11 +40,11 @@ class Enqueuer(Protocol):
     """What a task needs of its app."""
 
     def enqueue_jobs(
-        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: str = "return"
+        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: policy.OnConflict = "return"
     ) -> list[Receipt]: ...
 
     async def aenqueue_jobs(
-        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: str = "return"
+        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: policy.OnConflict = "return"
     ) -> list[Receipt]: ...
 
     @property
@@ -70,6 +73,7 @@ class TaskSettings(Record, kw_only=True):
     process: bool
     keep: policy.Keep
     not_secret: tuple[str, ...] = ()  # paths of arguments that only look like secrets
+    aliases: tuple[str, ...] = ()  # names it had: jobs stored under them run, too
 
 
 class Options(Record, kw_only=True):
@@ -80,16 +84,17 @@ class Options(Record, kw_only=True):
     priority: int | None = None
     queue: str | None = None
     key: str | None = None
+    unique: policy.Unique | None = None
     org: str | None = None
     project: str | None = None
     actor: tuple[str, str] | None = None
     timeout: float | None = None
     max_attempts: int | None = None
     after: tuple[str, ...] = ()
-    after_failed: str = "wait"
+    after_failed: policy.AfterFailed = "wait"
     allow_secret: bool = False
     conn: Any = None
-    on_conflict: str = "return"
+    on_conflict: policy.OnConflict = "return"
 
 
 class Task(Generic[P, R]):
@@ -109,6 +114,7 @@ class Task(Generic[P, R]):
         self.__name__ = getattr(function, "__name__", settings.name)
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
+        self._takes_context = _seems_to_take_context(function)
 
     def __repr__(self) -> str:
         return f"<Task {self.name!r} on queue {self.settings.queue!r}>"
@@ -126,7 +132,18 @@ class Task(Generic[P, R]):
             self._signature = Signature(self.function, self.name, most, not_secret)
         return self._signature
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    # A task that takes a context is called with one; where it comes from: tenure.testing.context.
+    @overload
+    def __call__(self, context: context.Context, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> R:  # type: ignore[misc]  # mypy: P after one
+        if self._takes_context and not (args and isinstance(args[0], context.Context)):
+            raise ArgumentError(
+                f"Task {self.name!r} takes a Context first, which a worker gives it. To call it "
+                f"yourself: {self.__name__}(tenure.testing.context(), …); .enqueue(…) takes none."
+            )
         return self.function(*args, **kwargs)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
@@ -185,7 +202,7 @@ class Task(Generic[P, R]):
             category=settings.category.name,
             max_attempts=chosen.max_attempts or settings.retry.attempts,
             timeout_ms=int((chosen.timeout or settings.timeout) * 1000),
-            key_ttl_ms=settings.category.key_ttl_seconds * 1000,
+            key_ttl_ms=0 if chosen.unique else settings.category.key_ttl_seconds * 1000,
             org=chosen.org or acting.org,
             project=chosen.project or acting.project,
             actor=acting.actor if chosen.actor is None else context.checked_actor(chosen.actor),
@@ -206,24 +223,30 @@ class Task(Generic[P, R]):
         priority: int | None = None,
         queue: str | None = None,
         key: str | None = None,
+        unique: policy.Unique | None = None,
         org: str | None = None,
         project: str | None = None,
         actor: tuple[str, str] | None = None,
         timeout: float | None = None,
         max_attempts: int | None = None,
         after: Sequence[object] = (),
-        after_failed: str = "wait",
+        after_failed: policy.AfterFailed = "wait",
         allow_secret: bool = False,
         conn: Any = None,
-        on_conflict: str = "return",
+        on_conflict: policy.OnConflict = "return",
     ) -> Task[P, R]:
         """The same task with other options for what is enqueued through it."""
         if delay is not None and at is not None:
             raise ConfigError("give delay= or at=, not both")
-        if on_conflict not in ("return", "error"):
-            raise ConfigError(f"on_conflict is 'return' or 'error', got {on_conflict!r}")
-        if after_failed not in ("wait", "cancel"):
-            raise ConfigError(f"after_failed is 'wait' or 'cancel', got {after_failed!r}")
+        policy.choice(on_conflict, "on_conflict", ("return", "error"))
+        policy.choice(after_failed, "after_failed", ("wait", "cancel"))
+        if unique is not None:
+            policy.choice(unique, "unique", ("pending",))
+            if key is None:
+                raise ConfigError(
+                    "unique= says how long a key holds: give key=, too. tenure.stable_key(…) makes "
+                    "one from arguments"
+                )
         if max_attempts is not None:
             policy.Retry(attempts=max_attempts)  # checks the range
         if timeout is not None:
@@ -234,6 +257,7 @@ class Task(Generic[P, R]):
             priority=None if priority is None else policy.priority(priority),
             queue=None if queue is None else policy.queue_name(queue),
             key=None if key is None else policy.name(key, "key", limit=512),
+            unique=unique,
             org=None if org is None else policy.name(org, "org"),
             project=None if project is None else policy.name(project, "project"),
             actor=actor,
@@ -248,6 +272,17 @@ class Task(Generic[P, R]):
         bound: Task[P, R] = Task(self.function, self._app, self.settings, chosen)
         bound._signature = self.signature
         return bound
+
+
+def _seems_to_take_context(function: Callable[..., Any]) -> bool:
+    """By the annotation as it is written, for a message: `Signature` knows, and takes 29 ms."""
+    code = getattr(function, "__code__", None)
+    if code is None or not code.co_argcount:
+        return False
+    hint = getattr(function, "__annotations__", {}).get(code.co_varnames[0])
+    if isinstance(hint, str):
+        return hint.rpartition(".")[2] == "Context"
+    return hint is context.Context
 
 
 def checked_timeout(seconds: object) -> float:
@@ -278,6 +313,46 @@ def checked_paths(paths: Sequence[str], function: Callable[..., Any]) -> tuple[s
     return tuple(any_index(path) for path in given)
 
 
+def _checked_aliases(aliases: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(aliases, str):
+        raise ConfigError(f"aliases= takes a list of names, such as [{aliases!r}]")
+    return tuple(policy.name(alias, "an alias") for alias in aliases)
+
+
+def refuse_strange(function: Any, *, named: bool = False) -> None:
+    """Only a plain function can be a task: workers in other processes find it by its name, and its
+    arguments are stored by theirs. Said where it is decorated, not when a job fails."""
+    name = getattr(function, "__name__", type(function).__name__)
+    inner = function
+    while hasattr(inner, "__wrapped__"):  # functools.wraps: its signature is the one inside
+        inner = inner.__wrapped__
+    code = getattr(inner, "__code__", None)
+    why = None
+    if isinstance(function, type):
+        why = "a class; write a function that makes one and calls it"
+    elif hasattr(function, "func") and hasattr(function, "keywords"):
+        why = "a partial, which has no name; write a function that calls it"
+    elif isinstance(function, (staticmethod, classmethod)):
+        why = "a static or class method; put @app.task below @staticmethod, next to the function"
+    elif getattr(function, "__self__", None) is not None and hasattr(function, "__func__"):
+        why = "a method of an object that no worker has; write a function that calls it"
+    elif code is None:
+        why = f"of type {type(function).__name__}; write a function that calls it"
+    elif name == "<lambda>" and not named:
+        why = "a lambda, which has none; use def, or give it name="
+    elif code.co_varnames[: min(code.co_argcount, 1)] in (("self",), ("cls",)):
+        why = f"a method: no worker has a {code.co_varnames[0]!r} for it; move it out of its class"
+    elif code.co_flags & _GENERATOR:
+        why = "a generator, whose body a call does not run; return a list, or enqueue a job an item"
+    if why is not None:
+        raise TaskError(f"a task is a function with a name of its own: {name} is {why}.")
+    if code is not None and code.co_flags & _VARIADIC:
+        raise TaskError(
+            f"Task {name!r} takes *args or **kwargs: a job's arguments are stored by name, so give "
+            "each one a parameter of its own (a list or dict parameter holds many)."
+        )
+
+
 def _remark(allow_secret: bool, waived: tuple[str, ...]) -> str | None:
     """What of the secret check was waived, for the audit trail."""
     if allow_secret:
@@ -301,6 +376,7 @@ class TaskDecorator:
         process: bool = False,
         keep: policy.Keep | None = None,
         not_secret: Sequence[str] = (),
+        aliases: Sequence[str] = (),
     ) -> None:
         if keep is not None and not isinstance(keep, policy.Keep):
             raise ConfigError("keep= takes a tenure.Keep, such as tenure.Keep(completed_last=100)")
@@ -317,6 +393,7 @@ class TaskDecorator:
         self._process = process
         self._keep = keep or policy.Keep()
         self._not_secret = not_secret
+        self._aliases = _checked_aliases(aliases)
 
     @overload
     def __call__(self, function: Callable[Concatenate[context.Context, P], R], /) -> Task[P, R]: ...
@@ -324,8 +401,12 @@ class TaskDecorator:
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
     def __call__(self, function: Callable[..., Any], /) -> Task[..., Any]:
+        refuse_strange(function, named=self._name is not None)
+        name = self._name or policy.name(function.__name__, "a task's name")
+        if name in self._aliases:
+            raise ConfigError(f"task {name!r} has its own name among its aliases=: take it out")
         settings = TaskSettings(
-            name=self._name or policy.name(function.__name__, "a task's name"),
+            name=name,
             queue=self._queue,
             category=self._category,
             retry=self._retry,
@@ -334,6 +415,7 @@ class TaskDecorator:
             process=self._process,
             keep=self._keep,
             not_secret=checked_paths(self._not_secret, function) if self._not_secret else (),
+            aliases=self._aliases,
         )
         task: Task[..., Any] = Task(function, self._app, settings)
         self._app.register(task)

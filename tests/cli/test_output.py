@@ -8,7 +8,8 @@ import math
 import pytest
 
 from tenure.cli import output
-from tenure.cli.stats import BOUNDS, quantile
+from tenure.cli.stats import BOUNDS, quantile, summarize
+from tenure.store import Rollup
 
 NOW = datetime.datetime(2030, 1, 31, tzinfo=datetime.UTC)
 
@@ -58,6 +59,37 @@ def test_a_terminal_gets_the_last_column_cut(
 
 def test_a_cell_cannot_move_the_cursor() -> None:
     assert output.plain("\x1b[2Jgone\nnext\u202e") == "�[2Jgone ⏎ next�"
+
+
+def test_a_terminal_of_80_columns_gets_ids_that_can_be_told_apart(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "is_terminal", lambda stream: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    ids = ["01M7M368Y92FVA4WDQ5HQVQ3M4", "01M7M368Y92FVBXXXXXXXXXXXX", "01M7M36XXXXXXXXXXXXXXXXXXX"]
+    rows = [[id, "x" * 40, "y" * 40, "z" * 40] for id in ids]
+
+    output.table(["ID", "A", "B", "C"], rows, ids=[0], soft=[1, 2])
+
+    lines = capsys.readouterr().out.splitlines()
+    assert {output.width(line) for line in lines[1:]} == {80}
+    assert [line.split()[0] for line in lines[1:]] == [
+        "01M7M368Y92FVA…", "01M7M368Y92FVB…", "01M7M36XXXXXXX…",
+    ]  # fmt: skip
+    output.table(["ID", "A"], [[ids[0], "x"]], ids=[0])
+    assert ids[0] in capsys.readouterr().out, "whole where there is room"
+
+
+def test_the_percentiles_of_one_run_are_that_run() -> None:
+    one = Rollup(0, "default", "t", "completed", 1, 37, tuple(int(n == 3) for n in range(13)))
+    cancelled = Rollup(0, "default", "t", "cancelled", 5, 900, (0,) * 12 + (5,))
+
+    numbers = summarize([one, cancelled])
+    assert (numbers["p50"], numbers["p95"], numbers["p99"]) == (0.037, 0.037, 0.037)
+    long = one._replace(duration_ms=400_000, buckets=(0,) * 12 + (1,))
+    assert summarize([long])["p95"] == 400
+    assert summarize([one, one])["p95"] != 0.037  # of two only the bucket is known
 
 
 def test_quantiles_interpolate_within_a_bucket() -> None:

@@ -18,6 +18,7 @@ import psycopg
 import pytest
 
 from contract.builders import new
+from proxy import Proxy
 from servers import Databases, Pgbouncer
 from tenure.store import Prune
 from tenure.stores.postgres import PostgresStore
@@ -399,3 +400,34 @@ def test_the_place_is_shown_without_the_user(
 
     assert ran.code == 0
     assert f"jobs from {server.url.partition('@')[2]}, " in ran.err
+
+
+# -- ids and answers that are not whole -----------------------------------------------------------
+
+
+def test_the_beginning_of_an_id(stage: Stage) -> None:
+    short = stage["completed"][:16]
+    assert stage.tenure.shop("job", short, "--json").object["id"] == stage["completed"]
+
+    ran = stage.tenure.shop("cancel", stage["queued"][:6])
+    assert ran.code == 2
+    assert f"  {stage['queued']}  report queued\n" in ran.err
+    assert stage.status(stage["queued"]) == "queued"
+
+
+def test_an_enqueue_without_an_answer_says_what_a_second_one_may_do(
+    stage: Stage, proxy: Proxy
+) -> None:
+    def enqueue(*more: str) -> str:
+        for _ in range(100):  # every try of it
+            proxy.lose_reply(
+                lambda message: message[:1] == b"B" and b"tenure.enqueue_job" in message
+            )
+        url = proxy.url(stage.tenure.environment()["TENURE_URL"])
+        slow = {"TENURE_URL": url, "TENURE_BUSY_TIMEOUT": "2"}
+        ran = stage.tenure.shop("enqueue", "report", *more, **slow)
+        assert ran.code == 1
+        return ran.err
+
+    assert "the same command once more may make a second one" in enqueue()
+    assert "with the same --key, makes no second one." in enqueue("--key", "k")

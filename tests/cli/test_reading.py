@@ -12,7 +12,7 @@ def test_jobs_for_people(stage: Stage) -> None:
 
     lines = ran.out.splitlines()
     assert ran.code == 0
-    assert lines[0].split() == ["ID", "STATUS", "TYPE", "ORG", "QUEUE", "TRIES", "CREATED", "NOTE"]
+    assert lines[0].split() == ["ID", "STATUS", "TYPE", "ORG", "QUEUE", "TRIES", "AGE", "NOTE"]
     assert [line.split()[0] for line in lines[1:]] == sorted(stage.ids.values(), reverse=True)
     (failed,) = [line for line in lines if stage["failed"] in line]
     assert "CLOSED: PermanentError: closed for good" in failed
@@ -159,7 +159,8 @@ def test_stats(stage: Stage) -> None:
     report = stage.tenure.shop("stats", "--json").object
     assert report["jobs"]["queued"] == 3
     assert report["last_hour"]["outcomes"] == {
-        "cancelled": 1, "completed": 1, "dead": 1, "failed": 1, "retried": 1,
+        "cancelled": 1, "completed": 1, "crashed": 0, "dead": 1, "failed": 1, "released": 0,
+        "rescued": 0, "retried": 1, "snoozed": 0,
     }  # fmt: skip
     assert 0 < report["last_hour"]["p50"] <= report["last_hour"]["p99"] <= 300
     assert report["types"]["fragile"]["success_rate"] == 0

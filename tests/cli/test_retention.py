@@ -54,6 +54,9 @@ def test_floors_are_laid_down_and_taken_back(tenure: Cli, store: Store) -> None:
     ran = tenure.shop("migrate", "--set", "keep_events=none", "--set", "keep_history=90m")
     assert "keep_events is each program's own again\n" in ran.out
     assert store.settings() == {"keep_history": str(90 * 60_000), "audit": "all"}
+    ran = tenure.shop("migrate", "--set", "keep_events=1h", "--set", "audit=all", "--json")
+    assert ran.object == {"applied": [], "set": {"keep_events": 3_600_000, "audit": "all"}}
+    tenure.shop("migrate", "--set", "keep_events=none")
     ran = tenure.shop("migrate", "--set", "keep_history=", "--json")
     assert ran.object == {"applied": [], "set": {"keep_history": None}}
     assert store.settings() == {"audit": "all"}

@@ -208,3 +208,13 @@ def test_dead() -> None:
 def test_the_payload_is_never_in_the_sentence() -> None:
     for status in ("queued", "in_progress", "completed", "failed", "dead_letter", "cancelled"):
         assert "secret" not in sentence(status=status)
+
+
+def test_a_dead_need_of_a_job_that_is_to_be_cancelled_with_it() -> None:
+    other = "01M7GEX6W23EXZBGJQ83K1S2QH"
+    waiting = job(after=(other,), after_failed="cancel")
+
+    assert why(waiting, [worker()], [queue()], NOW, needs={other: "dead_letter"}) == (
+        f"It waits for 1 job: {other}; {other} is a dead letter, and it was enqueued with "
+        'after_failed="cancel": the next live worker cancels it.'
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
@@ -21,8 +22,10 @@ from .builders import (
     SECOND,
     Clock,
     all_events,
+    begin,
     claim,
     claim_one,
+    connect,
     end,
     finish,
     get,
@@ -80,6 +83,50 @@ def test_threads_claiming_at_once_share_no_job_and_miss_none(
     assert len(claimed) == len(set(claimed)), "two workers were given the same job"
     assert set(claimed) == set(ids)
     assert {get(store, id).attempts for id in ids} == {1}
+
+
+@pytest.mark.parametrize("theirs", [False, True], ids=["own", "callers"])
+def test_two_enqueues_at_the_end_of_the_job_that_has_their_pending_key(
+    store: Store, make_store: Callable[[], Store], kind: str, location: str, theirs: bool
+) -> None:
+    """Each gets a new job, or the name of one that is not finished: nothing falls between."""
+    no = worker(store)
+    others = [make_store(), make_store()]
+
+    def enqueue(own: Store, key: str) -> Receipt:
+        if not theirs:
+            return own.enqueue([new(key=key, key_ttl_ms=0)])[0]
+        with contextlib.closing(connect(kind, location)) as connection:
+            begin(connection)
+            receipts = own.enqueue_on(connection, [new(key=key, key_ttl_ms=0)])
+            connection.commit()
+        assert isinstance(receipts, list)
+        return receipts[0]
+
+    fresh_ones = 0
+    for turn in range(60):
+        first = put(store, key=f"k{turn}", key_ttl_ms=0)
+        job = claim_one(store, no)
+        *receipts, _ = together(
+            *(partial(enqueue, own, f"k{turn}") for own in others),
+            partial(finish, store, no, job, Completed()),
+        )
+
+        fresh = [receipt for receipt in receipts if not receipt.duplicate]
+        assert len(fresh) <= 1
+        names = {first, *(receipt.id for receipt in fresh)}
+        for receipt in receipts:
+            assert receipt.id in names
+            if not theirs:  # a caller is not waited for: it may end between the look and the answer
+                assert receipt.status in ("queued", "in_progress")
+        assert totals(store).get("queued", 0) == len(fresh)
+        for each in claim(store, no):
+            finish(store, no, each, Completed())
+        fresh_ones += len(fresh)
+        # Afterwards the key is free, whoever had it last.
+        assert not store.enqueue([new(key=f"k{turn}", key_ttl_ms=0)])[0].duplicate
+        finish(store, no, claim_one(store, no), Completed())
+    assert fresh_ones, "the race was never close: every enqueue came before the end"
 
 
 @pytest.mark.parametrize(("size", "rounds"), [(1, 200), (200, 25)], ids=["single", "batch"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tenure.job import STATUSES
@@ -14,6 +16,7 @@ from .builders import (
     HOUR,
     OPERATOR,
     Clock,
+    begin,
     claim,
     claim_one,
     ended_job,
@@ -286,6 +289,91 @@ def test_each_job_keeps_the_time_it_was_enqueued_with(store: Store, clock: Clock
     receipts = store.enqueue([new(key="long"), new(key="short")])
 
     assert [receipt.duplicate for receipt in receipts] == [True, False]
+
+
+# -- only while the first job is unfinished -----------------------------------------------------
+
+
+@every_end
+def test_a_pending_key_is_free_the_moment_its_job_has_ended(store: Store, outcome: Outcome) -> None:
+    no = worker(store)
+    first = put(store, key="k", key_ttl_ms=0)
+    assert store.enqueue([new(key="k", key_ttl_ms=0)])[0] == (first, True, "queued")
+    job = claim_one(store, no)
+    assert store.enqueue([new(key="k", key_ttl_ms=0)])[0] == (first, True, "in_progress")
+    finish(store, no, job, outcome)
+
+    fresh = new(key="k", key_ttl_ms=0)
+
+    assert store.enqueue([fresh, new(key="k", key_ttl_ms=0)]) == [
+        (fresh.id, False, "queued"),
+        (fresh.id, True, "queued"),
+    ]
+
+
+def test_a_pending_key_holds_over_retries_and_snoozes(store: Store, clock: Clock) -> None:
+    no = worker(store)
+    first = put(store, key="k", key_ttl_ms=0)
+    finish(store, no, claim_one(store, no), Retried(HOUR, FAILURE))
+    clock.advance(HOUR // 2)
+
+    assert store.enqueue([new(key="k", key_ttl_ms=0)])[0] == (first, True, "queued")
+
+
+@pytest.mark.parametrize("ttl", [0, DAY])
+def test_who_began_before_the_end_of_a_pending_keys_job_does_not_take_it_for_held(
+    store: Store, clock: Clock, ttl: int
+) -> None:
+    """It waited for the lock with the time at which it began, or its clock is behind."""
+    no = worker(store)
+    ended_job(store, no, Completed(), key="k", key_ttl_ms=0)
+
+    (receipt,) = store.enqueue([new(key="k", key_ttl_ms=ttl)], now_ms=clock() - HOUR)
+
+    assert receipt.duplicate is False
+
+
+def test_who_asks_for_unfinished_jobs_only_is_not_held_up_by_a_key_that_lives_on(
+    store: Store,
+) -> None:
+    no = worker(store)
+    ended_job(store, no, Completed(), key="k", key_ttl_ms=7 * DAY)
+    assert store.enqueue([new(key="k", key_ttl_ms=DAY)])[0].duplicate
+
+    assert store.enqueue([new(key="k", key_ttl_ms=0)])[0].duplicate is False
+
+
+def test_a_pending_key_on_the_callers_connection(store: Store, connection: Any) -> None:
+    no = worker(store)
+    first = put(store, key="k", key_ttl_ms=0)
+    job = claim_one(store, no)
+    begin(connection)
+    assert store.enqueue_on(connection, [new(key="k", key_ttl_ms=0)]) == [
+        (first, True, "in_progress")
+    ]
+    connection.rollback()
+    finish(store, no, job, Completed())
+
+    begin(connection)
+    (receipt,) = store.enqueue_on(connection, [new(key="k", key_ttl_ms=0)])
+    connection.commit()
+
+    assert receipt.duplicate is False
+    assert get(store, receipt.id).key == "k"
+
+
+def test_a_pending_key_comes_back_with_a_replay_unless_it_has_another_owner(store: Store) -> None:
+    no = worker(store)
+    first = ended_job(store, no, Dead(FAILURE), key="k", key_ttl_ms=0)
+    store.prune(Prune(completed=1e6, dead=1e6, events=1e6))  # the key's row goes, the job stays
+    store.replay([first], actor=OPERATOR)
+    assert store.enqueue([new(key="k", key_ttl_ms=0)])[0].id == first
+
+    finish(store, no, claim_one(store, no), Dead(FAILURE))
+    fresh = put(store, key="k", key_ttl_ms=0)
+    store.replay([first], actor=OPERATOR)
+
+    assert store.enqueue([new(key="k", key_ttl_ms=0)])[0].id == fresh
 
 
 def test_the_key_is_found_on_the_job_and_by_the_claim(store: Store) -> None:

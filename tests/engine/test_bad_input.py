@@ -111,7 +111,10 @@ BAD: dict[str, tuple[type[Exception], str, Call]] = {
     "reason of another kind": (
         tenure.ConfigError, "string, got int", lambda a, t: a.pause("default", reason=5),
     ),
-    "not an id": (tenure.TenureError, "id", lambda a, t: a.get("nonsense")),
+    "not an id": (
+        tenure.JobError, "'nonsense' is not a job id",
+        lambda a, t: t.options(after=["nonsense"]),
+    ),
 }  # fmt: skip
 
 
@@ -167,12 +170,6 @@ def test_a_task_is_checked_when_it_is_decorated(app: tenure.App) -> None:
 
 
 def test_a_signature_that_cannot_be_stored_is_refused(app: tenure.App) -> None:
-    @app.task
-    def many(*values: int) -> None: ...
-
-    with pytest.raises(tenure.TaskError, match="parameter of its own"):
-        many.enqueue(1)
-
     def late(value: int, ctx: tenure.Context) -> None: ...
 
     late.__annotations__ = {"value": int, "ctx": tenure.Context}
@@ -226,20 +223,26 @@ def test_a_directory_in_place_of_the_file(path: Path, app: tenure.App) -> None:
 
 
 READ_ONLY = """
-import os, sys, tenure
+import importlib, os, pkgutil, sys, tenure
 
-def enqueue(path):
+def made(path):
     app = tenure.App("sqlite:///" + path)
     app.task(name="work")(lambda: None)
-    app.enqueue("work")
+    app.store  # reads its statements, opens nothing
+    return app
 
-enqueue(sys.argv[1])  # loads every module while this user may read them
+# Everything while this user may read it: the next one may not enter the checkout.
+for module in pkgutil.walk_packages(tenure.__path__, "tenure."):
+    if "postgres" not in module.name and not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+made(sys.argv[1]).enqueue("work")
+app = made(sys.argv[2])
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
 try:
-    enqueue(sys.argv[2])
+    app.enqueue("work")
 except tenure.StoreUnavailable as error:
     print(error)
 """

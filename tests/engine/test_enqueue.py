@@ -252,3 +252,85 @@ def test_find_walks_pages_newest_first(app: tenure.App) -> None:
     assert found == [receipt.id for receipt in reversed(receipts)]
     with pytest.raises(tenure.ConfigError, match="status is one of"):
         app.find(status="done")
+
+
+# -- keys that hold while their job is unfinished -------------------------------------------------
+
+
+def test_unique_pending_is_over_with_its_job(app: tenure.App) -> None:
+    send_email = send_to(app).options(key="digest:7", unique="pending")
+    first = send_email.enqueue("a@b.c")
+
+    assert send_email.enqueue("a@b.c") == (first.id, True, "queued")
+    with pytest.raises(tenure.DuplicateKey, match="digest:7"):
+        app.enqueue(
+            "send_email", {"to": "x"}, key="digest:7", unique="pending", on_conflict="error"
+        )
+    app.run_worker(drain=True)
+    second = send_email.enqueue("a@b.c")
+
+    assert not second.duplicate
+    assert stored(app, second).status == "queued"
+
+
+# -- ids that are none, actors, names of long ago -------------------------------------------------
+
+
+@pytest.mark.parametrize("id", ["nonsense", "", 7, None, "01HZZ", b"x", "'; DROP TABLE", "x" * 999])
+async def test_what_is_no_id_is_nobodys(app: tenure.App, id: object) -> None:
+    app.migrate()
+
+    assert app.get(id) is None
+    assert await app.aget(id) is None
+    assert id is None or [*app.events(id)] == []
+    for call in (app.cancel, app.discard, app.replay, lambda id: app.replay(id, {}), app.result):
+        with pytest.raises(tenure.JobNotFound, match="there is no job") as refused:
+            call(id)
+        assert len(str(refused.value)) < 120
+    with pytest.raises(tenure.JobNotFound):
+        await app.aresult(id)
+
+
+def test_an_operators_call_is_audited_as_who_acts(app: tenure.App) -> None:
+    send_email = send_to(app)
+    receipts = [send_email.enqueue("a") for _ in range(3)]
+
+    with tenure.acting(actor=("user", "7")):
+        app.cancel(receipts[0].id)
+        app.cancel(receipts[1].id, actor=("api_key", "ci"))
+        app.pause("exports", reason="x")
+        app.resume("exports")
+    app.cancel(receipts[2].id)
+
+    acts = [(e.kind, *e.actor) for e in app.events() if e.kind != "job.enqueued"]
+    assert acts == [
+        ("job.cancelled", "user", "7"),
+        ("job.cancelled", "api_key", "ci"),
+        ("queue.paused", "user", "7"),
+        ("queue.resumed", "user", "7"),
+        ("job.cancelled", "system", "tenure"),
+    ]
+
+
+def test_a_renamed_task_runs_what_was_enqueued_under_its_old_name(
+    make_app: Callable[..., tenure.App],
+) -> None:
+    before, after, ran = make_app(), make_app(), []
+
+    @before.task
+    def send(to: str) -> None: ...
+
+    @after.task(aliases=["send", "post"])
+    def send_email(to: str) -> str:
+        ran.append(to)
+        return to
+
+    old = send.enqueue("old")
+    new = after.enqueue("post", {"to": "new"})
+    after.run_worker(drain=True)
+
+    assert sorted(ran) == ["new", "old"]
+    assert (stored(after, old).type, stored(after, new).type) == ("send", "send_email")
+    assert after.result(old.id) == "old"
+    types = {r.type: r.runs for r in after.store.rollups(since_ms=0) if r.outcome == "completed"}
+    assert types == {"send": 1, "send_email": 1}  # under the name the job has

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import tomllib
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,48 @@ from unittest.mock import ANY
 
 import pytest
 
+import servers
 import tenure
 from tenure import testing
-from tenure.testing import Clock, assert_enqueued, drain, enqueued, inline, refute_enqueued, use
+from tenure.testing import (
+    Clock,
+    assert_enqueued,
+    bench,
+    drain,
+    enqueued,
+    inline,
+    refute_enqueued,
+    use,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
 # Here too where Tenure is on the path but not installed, and so has no entry point.
-tenure_url, tenure_app, tenure_clock = (
-    testing.tenure_url,
-    testing.tenure_app,
-    testing.tenure_clock,
-)
+tenure_app, tenure_clock = testing.tenure_app, testing.tenure_clock
 
 NEW_YEAR = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def server_url(postgres: servers.Databases) -> Iterator[str]:
+    """A database that has nothing of Tenure's, as somebody names it in their tests."""
+    name = postgres.create_database()
+    yield postgres.url(name)
+    left = postgres.execute(
+        "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'tenure%'", database=name
+    )
+    postgres.drop_database(name)
+    assert left == [], "schemas of tests that are over"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def tenure_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        return str(request.getfixturevalue("server_url"))
+    return f"sqlite:///{tmp_path}/tenure.db"
+
+
+sqlite_only = pytest.mark.parametrize("tenure_url", ["sqlite"], indirect=True)
 
 
 @pytest.fixture
@@ -72,6 +101,7 @@ def status(app: tenure.App, receipt: tenure.Receipt) -> str:
 
 
 # -- fixtures and `use` -------------------------------------------------------------------------
+@sqlite_only
 def test_the_app_is_on_the_tests_own_file(
     tenure_app: tenure.App, tenure_url: str, tmp_path: Path
 ) -> None:
@@ -113,6 +143,35 @@ def test_use_restores_after_an_error_and_takes_a_clock_along(
         assert enqueued(app)[0].created_at == NEW_YEAR
 
 
+def test_on_a_server_each_app_has_a_schema_of_its_own(
+    tenure_app: tenure.App, server_url: str
+) -> None:
+    first, second = tenure.App("sqlite:///one.db"), tenure.App("sqlite:///two.db")
+    for app in (first, second):
+        app.task(name="note")(lambda what: None)
+
+    with use(first, url=server_url), use(second, url=server_url):
+        first.enqueue("note", {"what": "x"})
+        assert (len(enqueued(first)), len(enqueued(second))) == (1, 0)
+        assert first.settings.schema != second.settings.schema
+        with Clock(first, NEW_YEAR), pytest.raises(ZeroDivisionError):
+            _ = 1 / 0
+
+    assert first.settings.url == "sqlite:///one.db"
+    assert first.settings.schema == "tenure"
+    assert not Path("one.db").exists()
+
+
+def test_use_takes_a_path_or_a_url(app: tenure.App, tmp_path: Path) -> None:
+    with pytest.raises(tenure.ConfigError, match=r"use\(app, path\) or"), use(app):
+        pass
+    with pytest.raises(tenure.ConfigError, match=r"use\(app, path\) or"):
+        testing.use(app, tmp_path, url="sqlite:///x.db").__enter__()
+    with use(app, url=f"sqlite:///{tmp_path}/by-url.db"):
+        app.enqueue("note", {"what": "x"})
+    assert (tmp_path / "by-url.db").exists()
+
+
 # -- the clock ----------------------------------------------------------------------------------
 def test_the_clock_stands_still_until_it_is_turned(app: tenure.App, tenure_clock: Clock) -> None:
     start = tenure_clock.now()
@@ -146,7 +205,7 @@ def test_the_clock_can_be_set_and_can_tick(app: tenure.App) -> None:
 
     app.enqueue("note", {"what": "now"})
     assert enqueued(app)[0].created_at < NEW_YEAR - timedelta(days=1)
-    assert "now_ms" not in vars(app)
+    assert not isinstance(app.now_ms, Clock)
 
 
 def test_the_clock_survives_a_closed_app(app: tenure.App) -> None:
@@ -204,7 +263,7 @@ def test_until_empty_brings_its_own_clock(app: tenure.App) -> None:
     summary = drain(app, until_empty=True)
 
     assert (summary.retried, summary.dead) == (2, 1)
-    assert "now_ms" not in vars(app)
+    assert not isinstance(app.now_ms, Clock)
     with pytest.raises(tenure.JobFailed, match="not yet") as failed:
         app.enqueue("shaky", {"fails": 9})
         drain(app, raise_failures=True)
@@ -212,7 +271,7 @@ def test_until_empty_brings_its_own_clock(app: tenure.App) -> None:
 
 
 def test_unknown_types_hold_up_nothing(app: tenure.App, tenure_url: str) -> None:
-    other = tenure.App(tenure_url)
+    other = tenure.App(tenure_url, schema=app.settings.schema)
 
     @other.task
     def foreign() -> None: ...
@@ -232,7 +291,7 @@ def test_a_task_without_end_is_an_error(app: tenure.App, monkeypatch: pytest.Mon
     def again() -> Any:
         return tenure.Snooze(60)
 
-    monkeypatch.setattr(testing, "RUNAWAY", 5)
+    monkeypatch.setattr(bench, "RUNAWAY", 5)
     again.enqueue()
     with pytest.raises(tenure.JobError, match="5 jobs have run"):
         drain(app, until_empty=True)
@@ -255,7 +314,7 @@ def test_what_a_run_asks_of_its_context_is_real(app: tenure.App) -> None:
 
     def settle(ctx: tenure.Context) -> None:
         with ctx.transaction() as conn:
-            conn.execute("CREATE TABLE mine (n)")
+            conn.execute("CREATE TEMP TABLE mine (n INTEGER)")
             ctx.result("settled")
 
     for handler in (report, total, settle):
@@ -384,6 +443,7 @@ def test_inline_leaves_what_is_later_to_the_clock(app: tenure.App, tenure_clock:
         assert ran(app) == ["tomorrow", "next week"]
 
 
+@sqlite_only
 def test_inline_waits_for_the_owner_of_a_connection(app: tenure.App, tmp_path: Path) -> None:
     import sqlite3
 
@@ -501,11 +561,10 @@ def test_the_page_shows_a_test_file_that_passes(tmp_path: Path) -> None:
 
 def test_the_page_names_everything_public() -> None:
     page = (ROOT / "docs" / "testing.md").read_text("utf-8")
-    own = {n for n, v in vars(testing).items() if getattr(v, "__module__", "") == testing.__name__}
-    public = {name for name in own if not name.startswith("_")} - {"Where"}
-    public |= {"tenure_url", "tenure_app", "tenure_clock"}
+    public = {*testing.__all__, "tenure_url", "tenure_app", "tenure_clock"}
+    public |= {name for name in vars(testing.Rehearsal) if not name.startswith("_")}
 
-    assert not {name for name in public if f"{name}" not in page}
+    assert not {name for name in public if not re.search(rf"\b{name}\b", page)}
 
 
 def test_the_plugin_loads_nothing_heavy() -> None:

@@ -9,6 +9,7 @@ import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
@@ -410,3 +411,28 @@ def test_words_that_cannot_be_said_harm_nobody(app: tenure.App, how: str, handle
     assert len(told) < 3000
     if how == "cause":
         assert job.error == "Tells: plain words"
+
+
+# -- paths ------------------------------------------------------------------------------------
+
+
+def test_paths_are_arguments_and_results(app: tenure.App) -> None:
+    seen: list[Any] = []
+
+    @app.task
+    def tidy(
+        file: Path, more: list[Path], maybe: Path | None = None, pure: PurePosixPath | None = None
+    ) -> dict[str, Path]:
+        seen.append((file, more, maybe, pure))
+        return {"kept": file / "x"}
+
+    given = (Path("/srv/ä ö"), [Path("a"), Path("b/c")], Path("."), PurePosixPath("/p"))
+    job = run(app, tidy, *given)
+
+    assert seen == [given]
+    assert type(seen[0][3]) is PurePosixPath
+    assert job.payload == {"file": "/srv/ä ö", "more": ["a", "b/c"], "maybe": ".", "pure": "/p"}
+    assert job.result == {"kept": "/srv/ä ö/x"}
+    assert run(app, tidy, "/as/text", []).status == "completed"  # type: ignore[arg-type]
+    with pytest.raises(tenure.ArgumentError, match="argument file"):
+        tidy.enqueue(7, [])  # type: ignore[arg-type]

@@ -104,3 +104,23 @@ def test_the_patterns_find_what_they_should() -> None:
     assert not MACHINE_PATH.search("https://example.com/" + "home/page")
     assert not MACHINE_PATH.search("{base}/" + "work/1")
     assert LOOSE_END.search("# TO" + "DO: later")
+
+
+def test_tests_install_nothing_on_somebodys_machine() -> None:
+    """System packages come with CI=true, or by `make servers`."""
+
+    def asked_for(target: str, **variables: str) -> bool:
+        said = subprocess.run(
+            ["make", "--dry-run", target, *(f"{n}={v}" for n, v in variables.items())],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        )
+        return "tests/servers.py" in said.stdout
+
+    for target in ("test", "soak", "figures"):
+        assert not asked_for(target, CI="")
+        assert asked_for(target, CI="true")
+    assert asked_for("servers", CI="")

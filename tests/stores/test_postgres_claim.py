@@ -495,3 +495,18 @@ def test_a_database_of_another_encoding_gives_jobs_too(
     finally:
         store.close()
         postgres.drop_database(name)
+
+
+def test_a_claim_of_one_job_sees_that_the_only_lane_has_nothing_for_it(
+    store: PostgresStore,
+) -> None:
+    """It was the lane's turn, and it is the lane's turn again: that is all the way round."""
+    no = worker(store)
+    put(store, type="noop")
+    put(store, type="strange")
+    finish(store, no, store.claim(no, [("default", 1)], KNOWN).jobs[0], Completed())
+
+    found = [store.claim(no, [("default", 1)], KNOWN) for _ in range(3)]
+
+    assert [claim.unknown for claim in found if claim.unknown], "it was passed over"
+    assert not found[-1].more

@@ -120,6 +120,51 @@ def test_unknown_names_are_errors_with_a_suggestion(monkeypatch, tmp_path):
         Settings.load()
 
 
+def test_variables_that_resemble_no_setting_are_a_warning(monkeypatch, caplog):
+    """Kubernetes gives every container these for a service named `tenure`, and for `tenure-web`."""
+    for variable in (
+        "TENURE_PORT",
+        "TENURE_PORT_8080_TCP",
+        "TENURE_PORT_8080_TCP_ADDR",
+        "TENURE_PORT_8080_TCP_PORT",
+        "TENURE_PORT_8080_TCP_PROTO",
+        "TENURE_SERVICE_HOST",
+        "TENURE_SERVICE_PORT",
+        "TENURE_SERVICE_PORT_HTTP",
+        "TENURE_WEB_PORT",
+        "TENURE_WEB_SERVICE_HOST",
+        "TENURE_POSTGRESQL_SERVICE_HOST",
+    ):
+        monkeypatch.setenv(variable, "10.0.0.7")
+    for _ in range(3):
+        assert Settings.load() == Settings()
+
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "no setting has such a name: TENURE_PORT, TENURE_PORT_8080_TCP, " in record.message
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("TENURE_LEASE_SECOND", "LEASE_SECONDS"),
+        ("TENURE_POLL_INTERVAL", "POLL_INTERVAL_MS"),
+        ("TENURE_CONCURENCY", "CONCURRENCY"),
+        ("TENURE_PROCESS", "PROCESSES"),
+        ("TENURE_LOGLEVEL", "LOG_LEVEL"),
+        ("TENURE_QUEUE", "QUEUES"),
+        ("TENURE_SQLITE_MODUL", "SQLITE_MODULE"),
+        ("TENURE_URI", "URL"),
+    ],
+)
+def test_a_variable_that_resembles_a_setting_is_an_error(monkeypatch, variable, meant):
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(
+        ConfigError, match=f"unknown setting {variable} .*did you mean TENURE_{meant}"
+    ):
+        Settings.load()
+
+
 def test_reserved_variables_are_left_alone(monkeypatch):
     for variable in ("TENURE_TEST_X", "TENURE_HEALTH_REQUIRE_QUEUE", "TENURE_AMQP_URL"):
         monkeypatch.setenv(variable, "1")

@@ -159,7 +159,9 @@ def _print_groups(shown: list[DeadGroup], now: datetime.datetime) -> None:
     """Two lines a group: in one, the sample would push the rest off most terminals."""
     names, *rows = _aligned([[*HEADS], *(_cells(group, now) for group in shown)])
     for group, row in zip(shown, rows, strict=True):
-        output.table(names, [row], tint={3: _status_colour}, heads=row is rows[0])
+        output.table(
+            names, [row], tint={3: _status_colour}, heads=row is rows[0], soft=(2, 4, 5, 6)
+        )
         error = output.cut(output.plain(group.sample_error or "no message"), ERROR_COLUMNS)
         columns = output.terminal_columns()
         line = f"{INDENT}{group.sample_id}  {error}"
@@ -203,6 +205,7 @@ def print_counts(marks: Iterable[Fingerprint]) -> None:
         rows[:GROUPS_SHOWN],
         right=[1],
         tint={3: output.STATUS_COLOURS.get},
+        soft=(2, 4),
     )
     if len(rows) > GROUPS_SHOWN:
         output.say(f"… and {len(rows) - GROUPS_SHOWN:,} more groups")

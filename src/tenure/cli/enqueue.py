@@ -8,11 +8,16 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from tenure.cli import output, target
-from tenure.errors import ConfigError
+from tenure.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     import datetime
 
+UNKNOWN = (
+    "The job may be stored: the same command once more may make a second one. See `tenure jobs`; "
+    "with --key a command can be repeated."
+)
+UNKNOWN_KEYED = "The job may be stored: the same command, with the same --key, makes no second one."
 _DELAY = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -32,16 +37,27 @@ def add_commands(commands: target.Commands) -> None:
     parser.add_argument("--priority", type=int, help="1 (first) to 10")
     parser.add_argument("--queue", help="another queue than the task's")
     parser.add_argument("--key", help="idempotency key: a second job with it is not stored")
+    parser.add_argument(
+        "--unique",
+        choices=("pending",),
+        help="with --key: hold it only while its job is unfinished",
+    )
     parser.add_argument("--org", help="the tenant it belongs to")
     parser.set_defaults(run=enqueue)
 
 
 def enqueue(args: argparse.Namespace) -> int:
     arguments = json_object(sys.stdin.read() if args.arguments == "-" else args.arguments)
-    names = ("delay", "at", "priority", "queue", "key", "org")
+    names = ("delay", "at", "priority", "queue", "key", "unique", "org")
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     with target.named_app(args) as app:
-        receipt = app.enqueue(args.task, arguments, actor=target.operator(), **options)
+        try:
+            receipt = app.enqueue(args.task, arguments, actor=target.operator(), **options)
+        except StoreError as error:
+            if not error.unknown:
+                raise
+            again = UNKNOWN if args.key is None else UNKNOWN_KEYED
+            raise type(error)(f"{error} {again}") from error
         queue = args.queue or app.tasks[args.task].settings.queue
     if args.json:
         output.say_json(receipt._asdict())

@@ -38,6 +38,7 @@ def add_commands(commands: target.Commands) -> None:
 def show_events(args: argparse.Namespace) -> int:
     with target.existing(args) as (app, _):
         store = app.store
+        args.id = None if args.id is None else target.whole_id(app, args.id)
         if args.id is not None and store.get(args.id) is None:
             raise JobNotFound(f"there is no job {args.id}")
         hints = app.open_wakeup() if args.follow else None  # before the first look: misses nothing

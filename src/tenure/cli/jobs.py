@@ -26,6 +26,7 @@ NOTE_COLUMNS = 60
 GAUGE_COLUMNS = 24
 NEEDS_SHOWN = 5
 LOOK_SECONDS = 0.1  # between two looks of --watch, however many hints a busy database gives
+NARROW = 100  # columns of a terminal, from where on events are shown with their day
 KIND_COLUMNS = len("job.deadlettered")
 
 
@@ -47,7 +48,7 @@ def add_commands(commands: target.Commands) -> None:
     listing.set_defaults(run=list_jobs)
 
     one = target.add_command(commands, "job", "show one job and why it is not running")
-    one.add_argument("id", metavar="ID", type=target.job_id, help="a ULID or UUID")
+    one.add_argument("id", metavar="ID", type=target.job_id, help=target.ID_HELP)
     one.add_argument("--payload", action="store_true", help="show the arguments, too")
     one.add_argument(
         "--watch",
@@ -155,15 +156,15 @@ def as_dict(job: Job, *, payload: bool) -> dict[str, Any]:
 def _print_jobs(jobs: list[Job], *, payload: bool) -> None:
     now = output.utc_now()
     orgs = any(job.org != "default" for job in jobs)
-    heads = ["ID", "STATUS", "TYPE", "QUEUE", "TRIES", "CREATED", "NOTE"]
+    heads = ["ID", "STATUS", "TYPE", "QUEUE", "TRIES", "AGE", "NOTE"]
     rows: list[list[object]] = []
     for job in jobs:
         tries = f"{job.attempts}/{job.max_attempts}"
-        created = output.relative(job.created_at, now)
+        age = output.span(max(1, round((now - job.created_at).total_seconds())))
         note = _note(job, now)
         if payload:
             note = output.cut(note, NOTE_COLUMNS)
-        row: list[object] = [job.id, job.status, job.type, f"q:{job.queue}", tries, created, note]
+        row: list[object] = [job.id, job.status, job.type, f"q:{job.queue}", tries, age, note]
         if orgs:
             row.insert(3, job.org)
         if payload:
@@ -173,7 +174,8 @@ def _print_jobs(jobs: list[Job], *, payload: bool) -> None:
         heads.insert(3, "ORG")
     if payload:
         heads.append("PAYLOAD")
-    output.table(heads, rows, tint={1: output.STATUS_COLOURS.get})
+    soft = [place for place, name in enumerate(heads) if name in ("TYPE", "ORG", "QUEUE", "NOTE")]
+    output.table(heads, rows, tint={1: output.STATUS_COLOURS.get}, ids=[0], soft=soft)
 
 
 def _note(job: Job, now: datetime.datetime) -> str:
@@ -208,6 +210,7 @@ def _json(value: object) -> str:
 
 def show_job(args: argparse.Namespace) -> int:
     with target.existing(args) as (app, _):
+        args.id = target.whole_id(app, args.id)
         if not args.watch:
             _look(app, args)
             return 0
@@ -401,10 +404,11 @@ def event_dict(event: Event) -> dict[str, Any]:
 
 def print_events(events: list[Event], *, of_one_job: bool = False, heads: bool = True) -> None:
     names = ["AT", "EVENT", "TRY", "BY", "DETAILS"]
+    narrow = (output.terminal_columns() or NARROW) < NARROW
     rows: list[list[object]] = []
     for event in events:
         by = event.worker or f"{event.actor.type}:{event.actor.id}"
-        at = event.at.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
+        at = event.at.strftime(f"{'' if narrow else '%Y-%m-%d '}%H:%M:%S.%f")[:-3] + "Z"
         kind = f"{event.kind:<{KIND_COLUMNS}}"  # so that pages of `--follow` stay aligned
         row: list[object] = [at, kind, event.attempt or "", by, output.fields(event.data)]
         if not of_one_job:
@@ -412,4 +416,5 @@ def print_events(events: list[Event], *, of_one_job: bool = False, heads: bool =
         rows.append(row)
     if not of_one_job:
         names[2:2] = ["JOB", "TYPE"]
-    output.table(names, rows, heads=heads)
+    soft = [place for place, name in enumerate(names) if name in ("TYPE", "BY")]
+    output.table(names, rows, heads=heads, ids=[] if of_one_job else [2], soft=soft)

@@ -84,7 +84,11 @@ def _lay_down(app: App, laid_down: Mapping[str, str | None]) -> None:
 def _say(applied: list[str], args: argparse.Namespace) -> None:
     if args.json:
         granted = {"granted": args.grant} if args.grant else {}
-        output.say_json({"applied": applied} | granted | ({"set": args.set} if args.set else {}))
+        laid_down = {
+            name: int(value) if value is not None and name != "audit" else value
+            for name, value in args.set.items()
+        }
+        output.say_json({"applied": applied} | granted | ({"set": laid_down} if laid_down else {}))
         return
     output.say("\n".join(f"applied {name}" for name in applied) or "up to date")
     if args.grant:

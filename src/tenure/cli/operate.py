@@ -64,9 +64,7 @@ def add_commands(commands: target.Commands) -> None:
             HELP[verb.name],
             description=f"{HELP[verb.name].capitalize()}: by id, or all that match the filters.",
         )
-        parser.add_argument(
-            "ids", metavar="ID", nargs="*", type=target.job_id, help="ULIDs or UUIDs"
-        )
+        parser.add_argument("ids", metavar="ID", nargs="*", type=target.job_id, help=target.ID_HELP)
         add_filters(parser)
         if verb.of_dead:
             add_group(parser)
@@ -108,6 +106,7 @@ def operate(args: argparse.Namespace) -> int:
     verb: Verb = args.verb
     _check_usage(args, verb)
     with target.existing(args) as (app, named):
+        args.ids = [target.whole_id(app, id) for id in args.ids]
         if _edited(args):
             return _replay_edited(app, named, args)
         unfit, chosen = _given(app, args, verb) if args.ids else ({}, _matching(app, args, verb))

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 GAP = "  "
-LEAST_LAST_COLUMN = 12
+LEAST_COLUMN, LEAST_LAST_COLUMN = 5, 8
+LEAST_ID = 12  # characters of an id that are shown: ten are the time, then they are random
 COLOURS = {"red": 31, "green": 32, "yellow": 33, "blue": 34, "bold": 1, "dim": 2}
 # A stored error may hold anything: control characters must not reach somebody's terminal.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -118,20 +119,45 @@ def table(
     right: Iterable[int] = (),
     tint: Mapping[int, Callable[[str], str | None]] | None = None,
     heads: bool = True,
+    ids: Iterable[int] = (),
+    soft: Iterable[int] = (),
 ) -> None:
-    """Columns as wide as their widest cell; on a terminal the last one is cut to what is left.
-    `tint` names the colour of a cell by its text, per column."""
+    """Columns as wide as their widest cell. On a terminal the last one is cut to what is left,
+    where that is too little ids to what tells them apart here, then the widest of the columns in
+    `soft`. `tint` names the colour of a cell by its text, per column."""
     body = [[plain(cell) for cell in row] for row in rows]
     widths = [max(map(width, column)) for column in zip(names, *body, strict=True)]
-    room = terminal_columns()
-    if room is not None:
-        taken = sum(widths[:-1]) + len(GAP) * (len(widths) - 1)
-        widths[-1] = min(widths[-1], max(room - taken, LEAST_LAST_COLUMN))
+    if (room := terminal_columns()) is not None:
+        least = {place: LEAST_COLUMN for place in soft}
+        least |= {place: _telling([row[place] for row in body]) for place in ids}
+        _fit(widths, room, [[len(widths) - 1], [*ids], [*soft]], least)
     rights = frozenset(right)
     if heads:
         say(paint(_line(names, widths, rights, {}), "bold"))
     for row in body:
         say(_line(row, widths, rights, tint or {}))
+
+
+def _telling(ids: Sequence[str]) -> int:
+    """How many columns ids need to be told apart: the rest of one may be left out, see
+    `target.job_id`."""
+    lengths = range(LEAST_ID, max(map(len, ids), default=0))
+    apart = (n for n in lengths if len({id[:n] for id in ids}) == len({*ids}))
+    return next(apart, max(map(len, ids), default=0) - 1) + 1
+
+
+def _fit(
+    widths: list[int], room: int, groups: Sequence[Sequence[int]], least: Mapping[int, int]
+) -> None:
+    """Take what is too much from one group of columns after the other, from the widest first."""
+    over = sum(widths) + len(GAP) * (len(widths) - 1) - room
+    for group in groups:
+        while over > 0:
+            able = [n for n in group if widths[n] > least.get(n, LEAST_LAST_COLUMN)]
+            if not able:
+                break
+            widths[max(able, key=widths.__getitem__)] -= 1
+            over -= 1
 
 
 def _line(
@@ -142,7 +168,7 @@ def _line(
 ) -> str:
     parts = []
     for place, (text, columns) in enumerate(zip(cells, widths, strict=True)):
-        shown = cut(text, columns) if place == len(widths) - 1 else text
+        shown = cut(text, columns)
         padding = " " * (columns - width(shown))
         painted = paint(shown, tint[place](text)) if place in tint else shown
         parts.append(padding + painted if place in right else painted + padding)

@@ -50,7 +50,7 @@ def show_queues(args: argparse.Namespace) -> int:
     ]
     total = output.at_least(dead, capped)
     rows.append(["q:deadletter", "", "", "", "", total, "", "(view: the dead jobs of all queues)"])
-    output.table(heads, rows, right=range(1, 7), tint={5: _tint_dead, 7: _tint_paused})
+    output.table(heads, rows, right=range(1, 7), soft=[0], tint={5: _tint_dead, 7: _tint_paused})
     return 0
 
 

@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 # Upper bounds of the duration buckets in seconds; one more bucket holds everything above.
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
 RUNS = ("completed", "retried", "failed", "dead")  # outcomes whose duration says something
+# Every way a run may end, so that what has not happened is 0 and not absent.
+OUTCOMES = (*RUNS, "snoozed", "cancelled", "released", "crashed", "rescued")
 HOUR_MS = 3_600_000
 SHORT_MS = 300_000
 TYPES_SHOWN = 15
+LABEL = " " * len("success  ")
 
 
 def add_commands(commands: target.Commands) -> None:
@@ -75,14 +78,17 @@ def quantile(buckets: Sequence[int], q: float) -> float | None:
 
 
 def summarize(rollups: Iterable[Rollup]) -> dict[str, Any]:
-    outcomes: Counter[str] = Counter()
-    buckets = [0] * (len(BOUNDS) + 1)
+    outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
+    buckets, lasted_ms = [0] * (len(BOUNDS) + 1), 0
     for rollup in rollups:
         outcomes[rollup.outcome] += rollup.runs
         if rollup.outcome in RUNS:
             buckets = [a + b for a, b in zip(buckets, rollup.buckets, strict=True)]
+            lasted_ms += rollup.duration_ms
     ended = outcomes["completed"] + outcomes["failed"] + outcomes["dead"]
     durations = {f"p{q}": _finite(quantile(buckets, q / 100)) for q in (50, 95, 99)}
+    if sum(buckets) == 1:  # known to the millisecond, not to its bucket
+        durations = dict.fromkeys(durations, lasted_ms / 1000)
     return {
         "outcomes": dict(outcomes),
         "runs": sum(outcomes[name] for name in RUNS),
@@ -126,16 +132,21 @@ def _print(report: dict[str, Any]) -> None:
         f"{output.paint(s, output.STATUS_COLOURS[s])} {output.at_least(n, s in report['capped'])}"
         for s, n in totals.items()
     ]
-    output.say("jobs     " + "  ".join(shown))
+    whole = len("  ".join(f"{s} {n:,}+" for s, n in totals.items())) + len(LABEL)
+    half = len(shown) if whole <= (output.terminal_columns() or whole) else len(shown) // 2
+    output.say("jobs     " + "  ".join(shown[:half]))
+    if shown[half:]:
+        output.say(LABEL + "  ".join(shown[half:]))
     hour, short = report["last_hour"], report["last_5_min"]
     output.say("success  " + _success(hour, "last hour"))
-    if hour["outcomes"]:
+    names = [name for name, number in hour["outcomes"].items() if number]
+    if names:
         output.say()
-        names = sorted(hour["outcomes"], key=lambda name: -hour["outcomes"][name])
+        names.sort(key=lambda name: -hour["outcomes"][name])
         rows = [
             [
                 name,
-                short["outcomes"].get(name, 0),
+                short["outcomes"][name],
                 hour["outcomes"][name],
                 f"{hour['outcomes'][name] / 60:,.1f}",
             ]
@@ -160,7 +171,7 @@ def _print_types(types: dict[str, dict[str, Any]], hour: dict[str, Any]) -> None
         ]
         for name, numbers in listed
     ]
-    output.table(heads, rows, right=range(1, 6))
+    output.table(heads, rows, right=range(1, 6), soft=[0])
     if len(types) > TYPES_SHOWN:
         output.say(f"… and {len(types) - TYPES_SHOWN} more types (--json has all)")
 
@@ -187,6 +198,7 @@ def _print_workers(workers: list[dict[str, Any]]) -> None:
             for worker in workers
         ],
         right=(3,),
+        soft=(0, 1),
         tint={2: lambda text: "green" if text == "live" else "red"},
     )
 
@@ -205,4 +217,4 @@ def _percent(share: float | None) -> str:
 def _duration(seconds: float | None) -> str:
     if seconds is None:
         return ""
-    return "> 5 min" if seconds >= BOUNDS[-1] else output.span(seconds)
+    return "> 5 min" if seconds == BOUNDS[-1] else output.span(seconds)

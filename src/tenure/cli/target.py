@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tenure import loading
 from tenure.config import Settings
-from tenure.errors import ConfigError, SchemaError, StoreUnavailable
+from tenure.errors import ConfigError, JobNotFound, SchemaError, StoreUnavailable
 
 if TYPE_CHECKING:
     from tenure.app import App
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from tenure.store import Store
 
 Commands = Any  # argparse's own type for "the subparsers" is private and not subscriptable
+
+
+LENGTH, LEAST_OF_ID = 26, 6  # of a ULID
+BEGINNING = rf"[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{{{LEAST_OF_ID - 1},{LENGTH - 2}}}"
+CANDIDATES = 5
+ID_HELP = "a ULID, the beginning of one, or a UUID"
 
 
 class Target(NamedTuple):
@@ -72,14 +78,38 @@ def add_command(
 
 
 def job_id(text: str) -> str:
-    """An argparse type: a ULID or a UUID."""
-    from tenure.errors import JobError
-    from tenure.ids import parse_id
+    """An argparse type: a ULID, a UUID, or the beginning of a ULID (`whole_id` finds the rest)."""
+    import re
 
-    try:
-        return parse_id(text)
-    except JobError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    from tenure.ids import known_id, shown
+
+    begun = text.rstrip("….")  # as a table cuts it
+    if (whole := known_id(begun)) is not None:
+        return whole
+    if re.fullmatch(BEGINNING, begun):
+        return begun.upper()
+    raise argparse.ArgumentTypeError(
+        f"{shown(text)} is not a job id: expected a ULID (26 characters, or the first "
+        f"{LEAST_OF_ID} and more of them) or a UUID"
+    )
+
+
+def whole_id(app: App, begun: str) -> str:
+    """The one job whose id begins so. A step or two along the primary key, however many jobs there
+    are: before the last id that could begin so come those that do."""
+    from tenure.store import Filter
+
+    if len(begun) == LENGTH:
+        return begun
+    page = app.store.find(Filter(), before=begun.ljust(LENGTH, "Z"), limit=CANDIDATES + 1)
+    found = [job for job in page.jobs if job.id.startswith(begun)]
+    if not found:
+        raise JobNotFound(f"there is no job whose id begins with {begun}")
+    if len(found) > 1:
+        listed = "".join(f"\n  {job.id}  {job.type} {job.status}" for job in found[:CANDIDATES])
+        more = "\n  …" if len(found) > CANDIDATES else ""
+        raise ConfigError(f"{begun} begins the id of several jobs, give more of it:{listed}{more}")
+    return found[0].id
 
 
 def positive(text: str) -> int:

@@ -30,7 +30,7 @@ def why(
     """`needs`: what it runs after, id -> status."""
     unmet = {id: status for id, status in (needs or {}).items() if status != "completed"}
     if job.status == "queued" and unmet:
-        return _waiting(unmet)
+        return _waiting(job, unmet)
     if job.status == "queued":
         return _queued(job, workers, queues, now)
     if job.status == "in_progress":
@@ -69,7 +69,7 @@ def _queued(
     return _no_worker(job, workers, now) or _its_turn(job, workers, queue, now)
 
 
-def _waiting(unmet: Mapping[str, str]) -> str:
+def _waiting(job: Job, unmet: Mapping[str, str]) -> str:
     """For which jobs, and whether that can still come to an end by itself."""
     ids = ", ".join([*unmet][:IDS_SHOWN]) + (", …" if len(unmet) > IDS_SHOWN else "")
     sentence = f"It waits for {count(len(unmet), 'job')}: {ids}"
@@ -80,6 +80,11 @@ def _waiting(unmet: Mapping[str, str]) -> str:
     if dead:
         first = dead[0]
         how = "has failed" if unmet[first] == "failed" else "is a dead letter"
+        if job.after_failed == "cancel":
+            return (
+                f'{sentence}; {first} {how}, and it was enqueued with after_failed="cancel": '
+                "the next live worker cancels it."
+            )
         more = f" (so may {count(len(dead) - 1, 'other')})" if len(dead) > 1 else ""
         return (
             f"{sentence}; {first} {how}, but may still be replayed{more}: `tenure replay {first}` "

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tenure import policy
 from tenure.errors import ConfigError, DuplicateKey, JobFailed, JobNotFound
 from tenure.job import NewJob, Receipt
 from tenure.store import Filter, Store
@@ -41,8 +42,9 @@ class Client:
         self._lock = threading.Lock()
 
     def enqueue(
-        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: str = "return"
+        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: policy.OnConflict = "return"
     ) -> list[Receipt]:
+        policy.choice(on_conflict, "on_conflict", ("return", "error"))
         if conn is None:
             if on_conflict == "error" and len(jobs) > 1:
                 raise ConfigError(
@@ -62,11 +64,12 @@ class Client:
         return _accepted(jobs, receipts, on_conflict)
 
     async def aenqueue(
-        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: str = "return"
+        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: policy.OnConflict = "return"
     ) -> list[Receipt]:
         """On our own connection in a thread of ours. On the caller's in the caller's: an async
         connection is awaited on its loop, a sync one blocks it for one round trip, because many
         belong to the thread that opened them."""
+        policy.choice(on_conflict, "on_conflict", ("return", "error"))
         if conn is None:
             return await self.in_thread(self.enqueue, jobs, on_conflict=on_conflict)
         receipts = self.store.enqueue_on(conn, jobs) if jobs else []
@@ -138,7 +141,9 @@ class Client:
             self._pool = None
 
 
-def _accepted(jobs: Sequence[NewJob], receipts: list[Receipt], on_conflict: str) -> list[Receipt]:
+def _accepted(
+    jobs: Sequence[NewJob], receipts: list[Receipt], on_conflict: policy.OnConflict
+) -> list[Receipt]:
     if on_conflict == "error":
         for job, receipt in zip(jobs, receipts, strict=True):
             if receipt.duplicate:

@@ -47,7 +47,7 @@ def job_from(row: tuple[Any, ...]) -> Job:
         attempts, max_attempts, crashes, lease_no, lease_owner, lease_until, scheduled_at,
         created_at, updated_at, started_at, completed_at, timeout_ms, org, project, actor_type,
         actor_id, request_id, correlation_id, traceparent, key, progress, parent, cancel_at,
-        error_place, losses, asked_at, death, traceback, after,
+        error_place, losses, asked_at, death, traceback, after_failed, after,
     ) = row  # fmt: skip
     return Job(
         id=id,
@@ -88,6 +88,7 @@ def job_from(row: tuple[Any, ...]) -> Job:
         scheduled_for=moment(asked_at),
         death=death,
         traceback=traceback,
+        after_failed=after_failed,
     )
 
 

@@ -218,7 +218,7 @@ SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.res
        w.seen_at + w.lease_ms, j.scheduled_at, j.created_at, j.updated_at, j.started_at,
        j.completed_at, j.timeout_ms, j.org, j.project, j.actor_type, j.actor_id, j.request_id,
        j.correlation_id, j.traceparent, j.key, j.progress, j.parent, j.cancel_at, j.error_place,
-       j.losses, j.asked_at, j.death, j.traceback,
+       j.losses, j.asked_at, j.death, j.traceback, j.after_failed,
        ARRAY(SELECT needs FROM tenure.edges WHERE job = j.id ORDER BY needs)
   FROM {source} LEFT JOIN tenure.workers w ON w.no = j.worker
 
@@ -228,7 +228,7 @@ SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.res
        NULL, j.scheduled_at, j.created_at, j.completed_at, j.started_at,
        j.completed_at, j.timeout_ms, j.org, j.project, j.actor_type, j.actor_id, j.request_id,
        j.correlation_id, j.traceparent, j.key, j.progress, j.parent, NULL, NULL,
-       j.losses, j.asked_at, NULL, j.traceback,
+       j.losses, j.asked_at, NULL, j.traceback, NULL,
        ARRAY(SELECT needs FROM tenure.edges WHERE job = j.id ORDER BY needs)
   FROM {source}
 
@@ -472,3 +472,7 @@ SELECT %(coarse)s, s.start, 0, s.queue, s.type, s.outcome, sum(s.count), sum(s.d
 ON CONFLICT (grain, start, worker, queue, type, outcome) DO UPDATE
    SET count = t.count + excluded.count, duration_ms = t.duration_ms + excluded.duration_ms,
        buckets = tenure.add_up(t.buckets, excluded.buckets);
+
+-- For tests of programs (`tenure.testing.use`): the schema made for one, with all that is in it.
+-- name: drop_schema
+DROP SCHEMA IF EXISTS tenure CASCADE;

@@ -25,20 +25,21 @@ UPDATE tenure_jobs SET death = tenure_death(type, status, error_code, error_plac
 -- name: add_queue
 INSERT INTO tenure_queues (name, created_at) VALUES (:queue, :now) ON CONFLICT DO NOTHING;
 
--- Keys before jobs: whoever inserts the key owns it. An expired key changes hands.
+-- Keys before jobs: whoever inserts the key owns it. An expired key changes hands; for who asks without
+-- a time to live (`:over` is the end of time) one of any job that has ended.
 -- Rows are [id, payload, delay_ms, at_ms, key]; sorted by key so that batches agree on an order.
 -- name: enqueue_keys
 INSERT INTO tenure_keys (org, key, job_id, first_seen_at, last_seen_at, ttl_ms)
 SELECT :org, value ->> 4, value ->> 0, :now, :now, :key_ttl_ms
   FROM json_each(:rows) WHERE value ->> 4 IS NOT NULL ORDER BY value ->> 4, key
 ON CONFLICT (org, key) DO UPDATE SET
-  job_id        = iif(expires_at <= :now, excluded.job_id, job_id),
-  first_seen_at = iif(expires_at <= :now, :now, first_seen_at),
-  status        = iif(expires_at <= :now, NULL, status),
-  result_ref    = iif(expires_at <= :now, NULL, result_ref),
-  error_ref     = iif(expires_at <= :now, NULL, error_ref),
-  ttl_ms        = iif(expires_at <= :now, excluded.ttl_ms, ttl_ms),
-  expires_at    = iif(expires_at <= :now, NULL, expires_at),
+  job_id        = iif(expires_at <= :over, excluded.job_id, job_id),
+  first_seen_at = iif(expires_at <= :over, :now, first_seen_at),
+  status        = iif(expires_at <= :over, NULL, status),
+  result_ref    = iif(expires_at <= :over, NULL, result_ref),
+  error_ref     = iif(expires_at <= :over, NULL, error_ref),
+  ttl_ms        = iif(expires_at <= :over, excluded.ttl_ms, ttl_ms),
+  expires_at    = iif(expires_at <= :over, NULL, expires_at),
   last_seen_at  = :now;
 
 -- Which jobs own the keys of a batch: [id sent, id that owns the key, its status].
@@ -410,12 +411,13 @@ UPDATE tenure_jobs
  WHERE tenure_jobs.id IN (SELECT id FROM temp.ended WHERE status NOT IN ('completed', 'cancelled'))
    AND e.id = tenure_jobs.id;
 
--- A key's status is written once, when its job ends; its time to live starts then.
+-- A key's status is written once, when its job ends; its time to live starts then. Without one it is
+-- free whatever the clock says later.
 -- name: finish_keys
 UPDATE tenure_keys
    SET status = CASE e.status WHEN 'completed' THEN 'succeeded' WHEN 'dead_letter' THEN 'dead'
                               ELSE 'failed' END,
-       expires_at = :now + ttl_ms,
+       expires_at = iif(ttl_ms = 0, 0, :now + ttl_ms),
        result_ref = iif(e.status = 'completed', e.id, NULL),
        error_ref = iif(e.status = 'completed', NULL, e.id)
   FROM temp.ended e
@@ -604,6 +606,7 @@ SELECT j.id, j.type, iif(l.id IS NULL, j.status, 'in_progress'), j.queue, j.prio
        j.completed_at, j.timeout_ms, j.org, j.project, j.actor_type, j.actor_id,
        coalesce(j.request_id, j.id), coalesce(j.correlation_id, j.id), j.traceparent, j.key,
        j.progress, j.parent, j.cancel_at, j.error_place, j.losses, j.asked_at, j.death, j.traceback,
+       j.after_failed,
        (SELECT json_group_array(needs) FROM tenure_edges WHERE job = j.id)
   FROM {source} LEFT JOIN tenure_leases l ON l.id = j.id
                 LEFT JOIN tenure_workers w ON w.no = l.worker
@@ -614,7 +617,7 @@ SELECT j.id, j.type, j.status, j.queue, j.priority, j.category, j.payload, j.res
        NULL, j.scheduled_at, j.created_at, j.updated_at, j.started_at,
        j.completed_at, j.timeout_ms, j.org, j.project, j.actor_type, j.actor_id,
        coalesce(j.request_id, j.id), coalesce(j.correlation_id, j.id), j.traceparent, j.key,
-       j.progress, j.parent, NULL, NULL, j.losses, j.asked_at, NULL, j.traceback,
+       j.progress, j.parent, NULL, NULL, j.losses, j.asked_at, NULL, j.traceback, NULL,
        (SELECT json_group_array(needs) FROM tenure_edges WHERE job = j.id)
   FROM {source}
 

@@ -218,7 +218,7 @@ class Memory:
             began = turn if granted else self.rounds.setdefault(priority, turn)
             self.turns[priority] = org
             passed = (turn < began <= org) if turn < org else (began > turn or began <= org)
-            if passed and not granted and began != turn:
+            if passed and not granted:
                 del self.rounds[priority]
             else:
                 again = True

@@ -103,6 +103,11 @@ def forward_sql(schema: str, since: int = 0) -> str:
     return "\n".join(parts) or "-- up to date: nothing is pending\n"
 
 
+def drop(database: Database) -> None:
+    """All of it at once, for a schema that was made for a test."""
+    database.rows("drop_schema", {})
+
+
 def reverse_sql(schema: str, to: int = 0) -> str:
     """A script that takes every migration after version `to` back, newest first. Jobs in tables
     that it drops are gone."""

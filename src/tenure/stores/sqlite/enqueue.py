@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import sqlite3
 
 
+END_OF_TIME = 2**63 - 1
+
+
 class Enqueueing(SqliteBase):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -69,7 +72,8 @@ class Enqueueing(SqliteBase):
             parameters["rows"] = _rows_text(group)
             keyed = any(job.key is not None for job in group)
             if keyed:
-                db.execute(self._sql["enqueue_keys"], parameters)
+                over = now if terms.key_ttl_ms else END_OF_TIME
+                db.execute(self._sql["enqueue_keys"], parameters | {"over": over})
             db.execute(self._sql["enqueue_jobs"], parameters)
             db.execute(self._sql["enqueue_due"], parameters)
             if any(job.at_ms is not None or job.delay_ms for job in group):

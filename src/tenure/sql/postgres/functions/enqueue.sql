@@ -168,7 +168,8 @@ BEGIN
   END LOOP;
 END $$;
 
--- Whoever inserts a key owns it; an expired one changes hands; a taken one was seen again. After this
+-- Whoever inserts a key owns it; an expired one changes hands, for who asks without a time to live (0) one
+-- of any job that has ended; a taken one was seen again. After this
 -- each key of the batch has a row that stays until the end of the transaction: retention may be
 -- removing expired ones this moment, and a job whose key has no owner would be stored by nobody.
 --
@@ -190,14 +191,16 @@ BEGIN
     INSERT INTO tenure.keys AS k (org, key, job_id, first_seen_at, last_seen_at, ttl_ms)
     SELECT f.org, f.key, f.id, moment, moment, f.key_ttl_ms FROM unnest(firsts) f
     ON CONFLICT (org, key) DO UPDATE SET
-      job_id        = CASE WHEN k.expires_at <= moment THEN excluded.job_id ELSE k.job_id END,
-      first_seen_at = CASE WHEN k.expires_at <= moment THEN moment ELSE k.first_seen_at END,
-      status        = CASE WHEN k.expires_at <= moment THEN NULL ELSE k.status END,
-      result_ref    = CASE WHEN k.expires_at <= moment THEN NULL ELSE k.result_ref END,
-      error_ref     = CASE WHEN k.expires_at <= moment THEN NULL ELSE k.error_ref END,
-      ttl_ms        = CASE WHEN k.expires_at <= moment THEN excluded.ttl_ms ELSE k.ttl_ms END,
-      expires_at    = CASE WHEN k.expires_at <= moment THEN NULL ELSE k.expires_at END,
-      last_seen_at  = moment;
+      (job_id, first_seen_at, status, result_ref, error_ref, ttl_ms, expires_at) = (
+        SELECT CASE WHEN o.over THEN excluded.job_id ELSE k.job_id END,
+               CASE WHEN o.over THEN moment ELSE k.first_seen_at END,
+               CASE WHEN NOT o.over THEN k.status END, CASE WHEN NOT o.over THEN k.result_ref END,
+               CASE WHEN NOT o.over THEN k.error_ref END,
+               CASE WHEN o.over THEN excluded.ttl_ms ELSE k.ttl_ms END,
+               CASE WHEN NOT o.over THEN k.expires_at END
+          FROM (SELECT coalesce(k.expires_at <= moment OR excluded.ttl_ms = 0
+                                AND k.expires_at IS NOT NULL, false) AS over) o),
+      last_seen_at = moment;
   ELSE
     PERFORM tenure.take_key(f, moment) FROM unnest(firsts) f;
   END IF;
@@ -226,11 +229,13 @@ BEGIN
     UPDATE tenure.keys k
        SET job_id = mine.id, first_seen_at = moment, last_seen_at = moment, status = NULL,
            result_ref = NULL, error_ref = NULL, ttl_ms = mine.key_ttl_ms, expires_at = NULL
-     WHERE k.org = mine.org AND k.key = mine.key AND k.expires_at <= moment;
+     WHERE k.org = mine.org AND k.key = mine.key
+       AND (k.expires_at <= moment OR mine.key_ttl_ms = 0 AND k.expires_at IS NOT NULL);
     IF FOUND THEN
       RETURN;
     END IF;
-    PERFORM 1 FROM tenure.keys k WHERE k.org = mine.org AND k.key = mine.key FOR KEY SHARE;
+    PERFORM 1 FROM tenure.keys k WHERE k.org = mine.org AND k.key = mine.key
+       AND (k.expires_at IS NULL OR k.expires_at > moment AND mine.key_ttl_ms <> 0) FOR KEY SHARE;
     IF FOUND THEN
       RETURN;
     END IF;

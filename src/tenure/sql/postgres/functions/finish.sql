@@ -347,7 +347,9 @@ BEGIN
   END IF;
 END $$;
 
--- The keys of jobs that have ended, locked in the one order in which everybody locks keys.
+-- The keys of jobs that have ended, locked in the one order in which everybody locks keys. One without a
+-- time to live is free from now on, not from now on by the clock: whoever began before us and waits for
+-- it has an earlier one.
 CREATE FUNCTION tenure.end_keys(ends tenure.key_end[], moment bigint) RETURNS void LANGUAGE plpgsql
 SET enable_nestloop = on SET enable_hashjoin = off SET enable_mergejoin = off
 SET enable_seqscan = off SET jit = off AS $$
@@ -358,7 +360,8 @@ BEGIN
     CROSS JOIN LATERAL (SELECT 1 FROM tenure.keys k WHERE k.org = e.org AND k.key = e.key
                          LIMIT 1 FOR NO KEY UPDATE) k;
   UPDATE tenure.keys k
-     SET status = e.status, expires_at = moment + k.ttl_ms,
+     SET status = e.status,
+         expires_at = CASE WHEN k.ttl_ms = 0 THEN 0 ELSE moment + k.ttl_ms END,
          result_ref = CASE WHEN e.status = 'succeeded' THEN e.job_id END,
          error_ref = CASE WHEN e.status <> 'succeeded' THEN e.job_id END
     FROM (SELECT e.status, e.job_id, k.at FROM unnest(ends) e CROSS JOIN LATERAL (

@@ -1,0 +1,248 @@
+"""A run without a worker, a queue or a store: the context that `tenure.testing.context` gives a
+unit test, so that a task that takes one is called like any function, and what it said can be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
+from typing import TYPE_CHECKING, Any
+
+from tenure import payload, policy
+from tenure.context import Context, checked_actor
+from tenure.errors import ConfigError
+from tenure.ids import id_time_ms, new_id
+from tenure.job import SYSTEM, ClaimedJob, NewJob, moment
+
+if TYPE_CHECKING:
+    from tenure.signature import Signature
+    from tenure.stored import Job
+    from tenure.task import Task
+
+PROGRESS_BYTES = 8192
+
+
+class Rehearsal(Context):
+    """A `Context` that keeps what its task says. Values pass the same checks as in a worker, so a
+    step's result comes back as JSON has it; nothing is stored, and no other process hears of it."""
+
+    __slots__ = ("_rehearsed",)
+
+    def __init__(self, run: RehearsedRun) -> None:
+        super().__init__(run)
+        self._rehearsed = run
+
+    @property
+    def enqueued(self) -> list[Job]:
+        """What `ctx.enqueue` was asked for, in order; `assert_enqueued(ctx, …)` looks here."""
+        return [_as_job(child) for child in self._rehearsed.children]
+
+    @property
+    def reports(self) -> list[dict[str, Any]]:
+        """What `ctx.progress` was told, each time."""
+        return self._rehearsed.reports
+
+    @property
+    def finished_steps(self) -> dict[str, Any]:
+        """Results of steps by name: those given and those that ran here."""
+        return {name: payload.decode(text) for name, text in self._rehearsed.stored.items()}
+
+    @property
+    def given_result(self) -> Any:
+        """What `ctx.result` was told."""
+        return self._result
+
+    def cancel(self, reason: str = "cancelled by the test") -> None:
+        """As if somebody asked for the job to be cancelled, from now on."""
+        self._rehearsed.cancel_reason = reason
+
+    def lose(self) -> None:
+        """As if the lease were gone, from now on."""
+        self._rehearsed.lost = True
+
+
+class RehearsedRun:
+    """What `Context` asks of its run, answered from memory."""
+
+    def __init__(
+        self,
+        job: ClaimedJob,
+        task: Task[..., Any] | None,
+        steps: Mapping[str, Any],
+        results: Mapping[str, Any],
+        secrets: Mapping[str, str],
+        conn: Any,
+    ) -> None:
+        self.job = job
+        self.cancel_reason: str | None = None
+        self.lost = self.settled = False
+        self.children: list[NewJob] = []
+        self.reports: list[dict[str, Any]] = []
+        self._task, self._results, self._secrets, self._conn = task, results, secrets, conn
+        self.stored = {name: self.pack(value, name) for name, value in steps.items()}
+
+    def adopt(self, child: NewJob) -> None:
+        self.children.append(child)
+
+    def report(self, progress: dict[str, Any]) -> None:
+        text = payload.encode(progress, what="progress", max_bytes=PROGRESS_BYTES)
+        self.reports.append(payload.decode(text))
+
+    def steps(self) -> dict[str, str]:
+        return dict(self.stored)
+
+    def save_step(self, name: str, result: str) -> bool:
+        if not self.lost:
+            self.stored[name] = result
+        return not self.lost
+
+    def results(self) -> dict[str, tuple[str, Any]]:
+        return {id: ("completed", value) for id, value in self._results.items()}
+
+    def secret(self, ref: str) -> str:
+        if ref not in self._secrets:
+            raise ConfigError(f"this test gives no secret {ref!r}: context(secrets={{{ref!r}: …}})")
+        return self._secrets[ref]
+
+    def pack(self, value: Any, step: str) -> str:
+        return self._signature().encode(value, f"the result of step {step!r}")
+
+    def _signature(self) -> Signature:
+        if self._task is not None:
+            return self._task.signature
+        from tenure.signature import Signature
+
+        return Signature(_nothing, self.job.type, payload.MAX_BYTES)
+
+    def transaction(self, result: Callable[[], Any]) -> AbstractContextManager[Any]:
+        return self._transaction()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Any]:
+        if self._conn is None:
+            raise ConfigError(
+                "ctx.transaction() needs a database: give this test's connection, "
+                "context(conn=…), or run the job through its queue with drain(app)"
+            )
+        yield self._conn
+        self.settled = True
+
+    def atransaction(self, result: Callable[[], Any]) -> AbstractAsyncContextManager[Any]:
+        return self._atransaction()
+
+    @asynccontextmanager
+    async def _atransaction(self) -> AsyncIterator[Any]:
+        with self._transaction() as conn:
+            yield conn
+
+    async def in_thread(self, call: Callable[..., Any], *args: Any) -> Any:
+        return call(*args)  # nothing here waits for anything
+
+
+def context(
+    task: Task[..., Any] | None = None,
+    *,
+    attempt: int = 1,
+    org: str = "default",
+    project: str | None = None,
+    actor: tuple[str, str] = SYSTEM,
+    key: str | None = None,
+    steps: Mapping[str, Any] | None = None,
+    results: Mapping[str, Any] | None = None,
+    secrets: Mapping[str, str] | None = None,
+    cancelled: str | None = None,
+    conn: Any = None,
+) -> Rehearsal:
+    """A context for `task(context(), …)` in a unit test.
+
+    `task` gives the job its type, queue and limits. `attempt`, `org`, `project`, `actor` and `key`
+    are the job's. `steps` have been finished by an earlier run: they are not called again.
+    `results` are what the jobs it ran after returned, by id, `secrets` what `ctx.secret` gives.
+    `cancelled` is the reason somebody gave who wants it to stop. `conn` is what
+    `ctx.transaction()` lends: it is neither committed nor rolled back."""
+    chosen = None if task is None else task.settings
+    by, id = checked_actor(actor), new_id()
+    at = id_time_ms(id)
+    job = ClaimedJob(
+        id=id,
+        lease_no=attempt,
+        type="rehearsal" if chosen is None else chosen.name,
+        payload="{}",
+        attempts=attempt,
+        max_attempts=policy.Retry().attempts if chosen is None else chosen.retry.attempts,
+        crashes=0,
+        timeout_ms=300_000 if chosen is None else int(chosen.timeout * 1000),
+        queue="default" if chosen is None else chosen.queue,
+        priority=5 if chosen is None else chosen.priority,
+        category="default" if chosen is None else chosen.category.name,
+        org=policy.name(org, "org"),
+        project=project,
+        actor_type=by.type,
+        actor_id=by.id,
+        request=None,
+        correlation=None,
+        traceparent=None,
+        key=key,
+        parent=None,
+        scheduled_at=at,
+        created_at=at,
+        ready_at=at,
+        losses=0,
+    )
+    run = RehearsedRun(job, task, steps or {}, results or {}, secrets or {}, conn)
+    run.cancel_reason = cancelled
+    return Rehearsal(run)
+
+
+def _nothing() -> None: ...
+
+
+def _as_job(new: NewJob) -> Job:
+    """A job as it would be in the store the moment it is stored."""
+    from tenure.stored import Job
+
+    terms, at = new.terms, moment(id_time_ms(new.id))
+    asked = new.at_ms if new.at_ms is not None else id_time_ms(new.id) + new.delay_ms
+    due = moment(asked)
+    assert at is not None and due is not None  # noqa: S101  both are numbers
+    return Job(
+        id=new.id,
+        type=terms.type,
+        status="queued",
+        queue=terms.queue,
+        priority=terms.priority,
+        category=terms.category,
+        payload=payload.decode(new.payload),
+        result=None,
+        error=None,
+        error_code=None,
+        attempts=0,
+        max_attempts=terms.max_attempts,
+        crashes=0,
+        lease_no=0,
+        lease_owner=None,
+        lease_until=None,
+        scheduled_at=due,
+        created_at=at,
+        updated_at=at,
+        started_at=None,
+        completed_at=None,
+        timeout=terms.timeout_ms / 1000,
+        org=terms.org,
+        project=terms.project,
+        actor=terms.actor,
+        request_id=terms.request_id or new.id,
+        correlation_id=terms.correlation_id or new.id,
+        traceparent=terms.traceparent,
+        key=new.key,
+        progress=None,
+        parent=terms.parent,
+        after=new.after,
+        scheduled_for=due if new.at_ms is not None or new.delay_ms else None,
+        after_failed=terms.after_failed,
+    )
