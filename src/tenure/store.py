@@ -1,9 +1,8 @@
 """The store contract: what a database must do for Tenure, and nothing else.
 
-One behavioural suite (`tests/contract/`) runs against every implementation. All methods are
-plain blocking calls, safe to use from any thread, batched, and each is **one short transaction**:
-it happens whole or not at all. `now_ms` overrides the store's clock for tests; otherwise the
-clock is read *after* the write lock is held.
+One suite (`tests/contract/`) runs against every store. All methods are plain blocking calls, safe
+to use from any thread, batched, and each is **one short transaction**: whole or not at all.
+`now_ms` overrides the store's clock for tests; it is read *after* the write lock is held.
 
 The fence. A lease is (worker, lease_no). Every write of a run after its claim names the
 `lease_no` it was granted, and the store compares it under the lock that makes the change.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-
+import re
 import signal
 import time
 

@@ -119,26 +119,28 @@ class RehearsedRun:
 
         return Signature(_nothing, self.job.type, payload.MAX_BYTES)
 
-    def transaction(self, result: Callable[[], Any]) -> AbstractContextManager[Any]:
-        return self._transaction()
+    def transaction(self, result: Callable[[], Any], conn: Any) -> AbstractContextManager[Any]:
+        return self._transaction(self._conn if conn is None else conn)
 
     @contextmanager
-    def _transaction(self) -> Iterator[Any]:
-        if self._conn is None:
+    def _transaction(self, conn: Any) -> Iterator[Any]:
+        if conn is None:
             raise ConfigError(
                 "ctx.transaction() needs a database: give this test's connection, "
                 "context(conn=…), or run the job through its queue with drain(app)"
             )
-        yield self._conn
+        yield conn
         self.settled = True
 
-    def atransaction(self, result: Callable[[], Any]) -> AbstractAsyncContextManager[Any]:
-        return self._atransaction()
+    def atransaction(
+        self, result: Callable[[], Any], conn: Any
+    ) -> AbstractAsyncContextManager[Any]:
+        return self._atransaction(self._conn if conn is None else conn)
 
     @asynccontextmanager
-    async def _atransaction(self) -> AsyncIterator[Any]:
-        with self._transaction() as conn:
-            yield conn
+    async def _atransaction(self, conn: Any) -> AsyncIterator[Any]:
+        with self._transaction(conn) as lent:
+            yield lent
 
     async def in_thread(self, call: Callable[..., Any], *args: Any) -> Any:
         return call(*args)  # nothing here waits for anything
@@ -164,7 +166,7 @@ def context(
     are the job's. `steps` have been finished by an earlier run: they are not called again.
     `results` are what the jobs it ran after returned, by id, `secrets` what `ctx.secret` gives.
     `cancelled` is the reason somebody gave who wants it to stop. `conn` is what
-    `ctx.transaction()` lends: it is neither committed nor rolled back."""
+    `ctx.transaction()` lends: it is neither committed nor rolled back, nor is your ORM's."""
     chosen = None if task is None else task.settings
     by, id = checked_actor(actor), new_id()
     at = id_time_ms(id)

@@ -20,6 +20,7 @@ from tenure.app import App
 from tenure.engine.client import Client
 from tenure.errors import ConfigError
 from tenure.job import NewJob, Receipt
+from tenure.policy import OnConflict
 
 # Of DATABASES[…]["OPTIONS"]: what only Django understands.
 NOT_FOR_LIBPQ = frozenset({"assume_role", "isolation_level", "pool", "server_side_binding"})
@@ -49,12 +50,12 @@ class DjangoApp(App):
         return super().enqueue_many(jobs, conn=self._joined(conn))
 
     def enqueue_jobs(
-        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: str = "return"
+        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: OnConflict = "return"
     ) -> list[Receipt]:
         return super().enqueue_jobs(jobs, conn=self._joined(conn), on_conflict=on_conflict)
 
     async def aenqueue_jobs(
-        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: str = "return"
+        self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: OnConflict = "return"
     ) -> list[Receipt]:
         """Where Django's own async calls run: there is a connection to join, on that thread."""
         if conn is not None:
