@@ -189,18 +189,27 @@ class Pump:
                 self._claim_suspects(jobs)
         finally:  # what one claim has brought is ours, whatever became of the next
             self._handed += len(jobs)
-            jobs = _in_turn(jobs)
-            alone = [job for job in jobs if self._runs_alone(job)]
-            if alone:
-                self._roster.alone.extend(alone)
-                self._on_crew()
-            self._hand_out([job for job in jobs if not self._runs_alone(job)], rooms)
+            together = self._set_apart(_in_turn(jobs))
+            self._hand_out(together, rooms)
         return len(jobs)
 
     def _half_full(self, free: int) -> bool:
         return free < ENOUGH and free < self._roster.crowd() and self._loaded()
 
     # -- jobs that run alone ------------------------------------------------------------------
+    def _set_apart(self, jobs: list[ClaimedJob]) -> list[ClaimedJob]:
+        """Those that run alone go to the roster; the others. Mostly there is none: a call for each
+        job would be a tenth of what the supervisor does for it."""
+        special = self.alone
+        marked = [job for job in jobs if job.crashes or job.losses or job.type in special]
+        alone = [job for job in marked if self._runs_alone(job)]
+        if not alone:
+            return jobs
+        self._roster.alone.extend(alone)
+        self._on_crew()
+        ids = {job.id for job in alone}
+        return [job for job in jobs if job.id not in ids]
+
     def _runs_alone(self, job: ClaimedJob) -> bool:
         return job.type in self.alone or policy.suspect(job.crashes, job.losses)
 

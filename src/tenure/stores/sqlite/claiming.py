@@ -409,5 +409,6 @@ def _last_of_each_lane(jobs: list[ClaimedJob]) -> dict[Lane, tuple[int, str]]:
     lanes: dict[Lane, tuple[int, str]] = {}
     for job in jobs:
         lane, place = (job.queue, job.priority, job.org), (job.ready_at, job.id)
-        lanes[lane] = max(place, lanes.get(lane, place))
+        if lane not in lanes or place > lanes[lane]:
+            lanes[lane] = place
     return lanes
