@@ -77,11 +77,13 @@ def test_the_server_stands_still_for_three_leases(
 def test_a_handler_holds_the_gil_for_three_leases(workshop: Callable[..., Workshop]) -> None:
     shop = workshop(LONG)
     workers = [shop.worker(concurrency=4) for _ in range(2)]
-    ids = [shop.jobs.gil.enqueue(3 * LEASE).id for _ in range(2)]
-    ids += [r.id for r in shop.app.enqueue_many([shop.jobs.long.job(n) for n in range(2)])]
+    ids = [r.id for r in shop.app.enqueue_many([shop.jobs.long.job(n) for n in range(4)])]
+    shop.wait_said("start", times=4)  # what waits behind it unstarted is given back, and may be
+    ids.append(shop.jobs.gil.enqueue(3 * LEASE).id)
+    shop.wait_said("start", times=5)
     shop.touch("go")
 
-    shop.wait_for("completed", 4, within=45)
+    shop.wait_for("completed", 5, within=45)
 
     nothing_was_taken(shop, ids)
     assert [worker.stop()["rescued"] for worker in workers] == [0, 0]
