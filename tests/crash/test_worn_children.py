@@ -18,6 +18,7 @@ WORK = """
     @app.task
     def leaks() -> int:
         kept.append(b"x" * (10 << 20))
+        time.sleep(0.05)  # as often as memory is looked at
         return os.getpid()
 
     @app.task(timeout=120)

@@ -102,12 +102,12 @@ def run_fleet(
                 crew.on_message, crew.on_end = supervisor.on_message, supervisor.on_end
                 crew.worker_id = lambda: supervisor.worker_id
                 mail.forward(supervisor)
-                if on_working is not None:
-                    on_working(settings, supervisor)
                 point_out_unknown(plan.queues, used, hello.queues)
                 gc.freeze()
                 gc.set_threshold(COLLECT_AFTER)
-                with stopped_by_signals(supervisor):
+                with stopped_by_signals(supervisor):  # before anybody is shown that we work
+                    if on_working is not None:
+                        on_working(settings, supervisor)
                     working = True
                     return supervisor.run(crew.start, children)
     finally:
