@@ -6,6 +6,7 @@ import asyncio
 import functools
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -274,7 +275,9 @@ def test_recursion() -> None:
     assert tracebacks().place(raised(lambda: once_more(0))) == line_of(once_more, 1)
 
     text = str(tracebacks().text(raised(lambda: ping(0))))
-    assert " frames ...\n" in text
+    assert re.search(
+        r"^  \.\.\.( \d+ frames \.\.\.)?$", text, re.M
+    )  # longer paths: cut again
     assert len(text.encode()) <= MOST_BYTES
 
 

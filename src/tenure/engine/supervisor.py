@@ -154,6 +154,8 @@ class Supervisor:
         for child in first:
             self._instruct(child)
             self._roster.add(child)
+        if self._interrupted:  # before there was anything to stop
+            self._say_when_it_ends()
         try:
             while not self._finished():
                 try:
