@@ -275,9 +275,7 @@ def test_recursion() -> None:
     assert tracebacks().place(raised(lambda: once_more(0))) == line_of(once_more, 1)
 
     text = str(tracebacks().text(raised(lambda: ping(0))))
-    assert re.search(
-        r"^  \.\.\.( \d+ frames \.\.\.)?$", text, re.M
-    )  # longer paths: cut again
+    assert re.search(r"^  \.\.\.( \d+ frames \.\.\.)?$", text, re.M)  # longer paths: cut again
     assert len(text.encode()) <= MOST_BYTES
 
 
