@@ -34,8 +34,7 @@ demo: $(RUN)  ## see jobs survive a killed worker
 	$(BIN)/tenure demo
 
 test: $(DEV) $(SERVERS)  ## run every test CI runs
-	@rm -f .pytest_cache/v/cache/lastfailed
-	$(PYTEST) -n $(WORKERS) --dist loadfile $(ARGS) || { test $$? = 1 && $(BIN)/python tests/again.py; }
+	$(PYTEST) -n $(WORKERS) --dist loadfile $(ARGS)
 ifneq ($(and $(OLDER),$(if $(ARGS),,all)),)
 	TENURE_TEST_POSTGRES_MAJOR=15 $(PYTEST) -n $(WORKERS) --dist loadfile -k postgres tests/contract tests/plans
 endif

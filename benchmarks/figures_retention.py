@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from contract.builders import new, rescue, started_job, worker
 from servers import PostgresServer
+from stopwatch import waited
 from tenure.config import Settings
 from tenure.engine import retention
 from tenure.stores.postgres import PostgresStore
@@ -45,11 +46,6 @@ INSERT INTO tenure.events (at, kind, job_id, type, org, actor_type, actor_id)
 SELECT %(at)s, 'job.succeeded', tenure.new_id(%(at)s), 'report', 'default', 'system', 'tenure'
   FROM generate_series(1, %(rows)s) n"""
 LEFT = "SELECT count(*) FROM pg_class WHERE relname = ANY (%(names)s)"
-
-
-def waited(thread: int) -> float:
-    """Seconds that it was ready to run and the kernel had no processor for it."""
-    return int(Path(f"/proc/{thread}/schedstat").read_text().split()[1]) / 1e9
 
 
 def measure(url: str, what: str, over: Event, results: Any) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 LOOP_MILLISECONDS = 10.0
 
@@ -28,3 +30,20 @@ def within(milliseconds: float, call: Callable[[], object]) -> bool:
         if took < milliseconds * max(1.0, min(before, slowness())):
             return True
     return False
+
+
+def waited(*threads: int) -> float:
+    """Seconds that they were ready to run and the kernel had no processor for them."""
+    return sum(_waited(Path(f"/proc/{thread}/schedstat")) for thread in threads)
+
+
+def process_waited(*processes: int) -> float:
+    """The same of all threads of processes."""
+    tasks = [task for pid in processes for task in Path(f"/proc/{pid}/task").iterdir()]
+    return sum(_waited(task / "schedstat") for task in tasks)
+
+
+def _waited(schedstat: Path) -> float:
+    with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        return int(schedstat.read_text().split()[1]) / 1e9
+    return 0.0

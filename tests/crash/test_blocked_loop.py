@@ -7,7 +7,9 @@ import signal
 import time
 from collections.abc import Callable
 
-from .harness import Workshop, eventually, p95
+from stopwatch import process_waited
+
+from .harness import Workshop, eventually
 
 WORK = """
     def somewhere():
@@ -111,12 +113,13 @@ def test_plain_jobs_in_the_same_child_go_on(workshop: Callable[..., Workshop]) -
     assert shop.app.result(before.id, timeout=5) == child
     took = []
     while time.monotonic() - began < 4:  # a lease and more
-        asked = time.monotonic()
+        asked, idle = time.monotonic(), process_waited(child, worker.pid)
         assert shop.app.result(shop.jobs.plain.enqueue().id, timeout=5) == child
-        took.append(time.monotonic() - asked)
+        wanting = process_waited(child, worker.pid) - idle  # a processor: not the loop's doing
+        took.append(time.monotonic() - asked - wanting)
 
     print(f"{len(took)} plain jobs beside a blocked loop, at most {1000 * max(took):.0f} ms")
-    assert p95(took[1:]) < 0.5  # the first may have come before anybody noticed
+    assert max(took[1:]) < 0.5  # the first may have come before anybody noticed
     assert shop.job(blocks.id).status == "in_progress"
     assert shop.job(waits.id).status in ("in_progress", "queued")
     (shop.folder / "block").unlink()

@@ -123,17 +123,7 @@ class Chronicle:
         facts: dict[str, object],
         traceback: str | None = None,
     ) -> None:
-        about = {
-            "job_id": job.id,
-            "job_type": job.type,
-            "type": job.type,
-            "org_id": job.org,
-            "project_id": job.project,
-            "request_id": job.request_id,
-            "correlation_id": job.correlation_id,
-            "attempt": job.attempts,
-        }
-        self._say(level, f"{job.type} {job.id}: {text}", about | facts, traceback)
+        self._say(level, f"{job.type} {job.id}: {text}", _about(job) | facts, traceback)
 
     def _say(self, level: int, text: str, facts: dict[str, object], traceback: str | None) -> None:
         """With the text of a traceback, which any formatter shows, and not with the exception: that
@@ -150,15 +140,7 @@ def died(job: Job | None, worker: str) -> None:
         return  # replayed or discarded meanwhile
     now = "failed" if job.status == "failed" else "a dead letter"
     tries = f"attempt {job.attempts} of {job.max_attempts}"
-    facts = {
-        "job_id": job.id,
-        "job_type": job.type,
-        "type": job.type,
-        "org_id": job.org,
-        "project_id": job.project,
-        "request_id": job.request_id,
-        "correlation_id": job.correlation_id,
-        "attempt": job.attempts,
+    facts = _about(job) | {
         "max_attempts": job.max_attempts,
         "error_code": job.error_code,
         "exception": job.error,
@@ -205,3 +187,16 @@ def _summary(untold: Counter[str]) -> str:
     if others:
         named.append(f"others ({others:,})")
     return f"{untold.total():,} more within a second, not shown one by one: {', '.join(named)}"
+
+
+def _about(job: ClaimedJob | Job) -> dict[str, object]:
+    return {
+        "job_id": job.id,
+        "job_type": job.type,
+        "type": job.type,
+        "org_id": job.org,
+        "project_id": job.project,
+        "request_id": job.request_id,
+        "correlation_id": job.correlation_id,
+        "attempt": job.attempts,
+    }
