@@ -265,7 +265,7 @@ BEGIN
               AND j.queue = in_queue AND j.ready_at <= moment
               AND j.ready_at > CASE
                     WHEN known -> 'later' IS NULL
-                      OR q.rewind_no <> coalesce((known ->> 'rewind')::bigint, 0) THEN -1
+                      OR coalesce(q.rewind_no, 0) <> coalesce((known ->> 'rewind')::bigint, 0) THEN -1
                     ELSE least((known -> 'later' ->> 0)::bigint, moment - 2000) END) AS later,
          EXISTS (
            SELECT 1 FROM tenure.jobs j
