@@ -23,10 +23,11 @@ from tenure.errors import ConfigError, StoreError
 if TYPE_CHECKING:
     from tenure.engine.plan import Summary
     from tenure.engine.supervisor import Supervisor
-    from tenure.store import Store
+    from tenure.store import QueueInfo, Store
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 LOOK_EVERY = 0.5
+RETRY_LOOK = 0.02
 SHARE_OF_TIME = 20  # counting a large backlog takes at most a twentieth of the time
 RATE_SECONDS = 5.0
 
@@ -201,6 +202,7 @@ class Progress:
         self._line = line
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
+        self._asked = 0.0  # seconds that the last look has asked the store
 
     def start(self, store: Store, supervisor: Supervisor, queues: str | None) -> None:
         from tenure.engine.plan import parse_queues
@@ -226,15 +228,33 @@ class Progress:
         rate = Rate(time.monotonic())
         pause = 0.0
         while not self._over.wait(pause):
-            asked = time.monotonic()
+            self._asked = 0.0
             with suppress(StoreError):  # the engine says so in the log
-                queues = [each for each in store.queues() if wanted is None or each.name in wanted]
-                # After the store was asked: a job that starts meanwhile is counted, if twice.
-                census = supervisor.census()
+                queues, census = self._look(store, supervisor)
+                queues = [each for each in queues if wanted is None or each.name in wanted]
                 per_second = rate.at(time.monotonic(), census[0])
                 self._line.show(_progress_line(*census, per_second, queues))
-            pause = max(LOOK_EVERY, SHARE_OF_TIME * (time.monotonic() - asked))
+            pause = max(LOOK_EVERY, SHARE_OF_TIME * self._asked)
         store.close()
+
+    def _look(
+        self, store: Store, supervisor: Supervisor
+    ) -> tuple[list[QueueInfo], tuple[int, int, int]]:
+        """What the queues hold and what is here, as of one moment: a job that was claimed between
+        the two looks would be in both or in neither. Of a busy worker, as near as can be had."""
+        until = time.monotonic() + LOOK_EVERY
+        while True:
+            before, asked = supervisor.claimed(), time.monotonic()
+            try:
+                queues = store.queues()
+            finally:
+                self._asked += time.monotonic() - asked
+            census = supervisor.census()
+            if before is not None and supervisor.claimed() == before:
+                return queues, census
+            if time.monotonic() > until or SHARE_OF_TIME * self._asked > LOOK_EVERY:
+                return queues, census
+            self._over.wait(RETRY_LOOK)
 
 
 class Rate:

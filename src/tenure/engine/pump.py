@@ -68,7 +68,6 @@ class Pump:
         self._awake = time.monotonic()  # since then, or since that was asked
         self._credit: dict[str, float] = {}
         self._unknown: dict[str, float] = {}  # type -> when it was last complained about
-        self._handed = 0
         self._look_again = False
         self._names: dict[str, bool] = {}  # queue -> paused, as last seen
         self._named = float("-inf")
@@ -81,6 +80,7 @@ class Pump:
         self.claiming = True
         self.busy = False  # a claim is on its way, or what it brought on its way to the children
         self.turns = 0  # claims that are over
+        self.handed = 0  # jobs they have brought
         self.drained = False
 
     def poke(self) -> None:
@@ -178,8 +178,8 @@ class Pump:
         if self.finisher.behind or self._half_full(free):
             return 0  # a poke comes when that has changed
         if self._plan.max_jobs is not None:
-            free = min(free, self._plan.max_jobs - self._handed)
-            if self._handed >= self._plan.max_jobs:
+            free = min(free, self._plan.max_jobs - self.handed)
+            if self.handed >= self._plan.max_jobs:
                 self._stop_claiming()
         if free <= 0 or self._suspect_is_next():
             return 0
@@ -188,7 +188,7 @@ class Pump:
             if self._claim(jobs, free):
                 self._claim_suspects(jobs)
         finally:  # what one claim has brought is ours, whatever became of the next
-            self._handed += len(jobs)
+            self.handed += len(jobs)
             together = self._set_apart(_in_turn(jobs))
             self._hand_out(together, rooms)
         return len(jobs)
@@ -231,7 +231,7 @@ class Pump:
         now = time.monotonic()
         most = self._room_alone() - sum(map(self._runs_alone, jobs))
         if self._plan.max_jobs is not None:
-            most = min(most, self._plan.max_jobs - self._handed - len(jobs))
+            most = min(most, self._plan.max_jobs - self.handed - len(jobs))
         if not self._plan.drain and now - self._suspects_in_vain < SUSPECTS_SECONDS:
             return
         caps = self._caps()

@@ -419,6 +419,10 @@ class Supervisor:
             if over.wait(LOOK_EVERY):
                 return
 
+    def claimed(self) -> int | None:
+        """How many jobs this worker has taken so far; None while a claim is on its way."""
+        return None if self._pump.busy else self._pump.handed
+
     def census(self) -> tuple[int, int, int]:
         """Jobs that this worker has done, that run here (or are being recorded), and that wait
         here to run."""
