@@ -62,6 +62,13 @@ WORK = """
 
         asyncio.get_running_loop().call_later(0.3, block)
 
+    @app.task(timeout=3, retry=tenure.Retry(attempts=1))
+    def patient(ctx: tenure.Context) -> int:
+        say("patient")
+        while not ctx.cancelled:
+            time.sleep(0.01)
+        return os.getpid()
+
     @app.task
     async def waits() -> None:
         await asyncio.sleep(1.5)
@@ -178,3 +185,17 @@ def test_what_waited_for_the_loop_runs_when_it_turns_again(
     assert shop.statuses()["in_progress"] == 5  # they wait
     assert {shop.app.result(id, timeout=10) for id in quick} == {child}
     assert "does not answer" not in worker.log
+
+
+def test_time_outs_of_what_was_started_meanwhile(workshop: Callable[..., Workshop]) -> None:
+    """A thread stands in for the loop and starts a job; the loop tells it when its time is up."""
+    shop = workshop(WORK)
+    worker = shop.worker()
+    (child,) = worker.children()
+    shop.app.result(shop.jobs.leaves_behind.enqueue().id, timeout=10)
+    shop.wait_said("behind")
+    patient = shop.jobs.patient.enqueue()
+    shop.wait_said("patient")
+
+    assert shop.app.result(patient.id, timeout=10) == child
+    assert worker.children() == [child]

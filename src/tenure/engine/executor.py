@@ -155,6 +155,9 @@ class Executor:
 
     # -- starting -----------------------------------------------------------------------------
     def _start_next(self) -> None:
+        """As many as there is room for: after a batch of ends, not after each."""
+        if not self._backlog:
+            return
         threadless: list[Assignment] = []
         loopless: list[Assignment] = []  # which cannot start their tasks now
         while self._backlog and len(self._running) < self._concurrency and not self._stopping:
@@ -168,7 +171,7 @@ class Executor:
             if is_async and self._standing_in:
                 loopless.append(assignment)
             elif is_async or self._threads.reserve():
-                self._start(JobRun(assignment, task, self._desk), is_async)
+                self._start(JobRun(assignment.job, assignment.slot, task, self._desk), is_async)
             else:
                 threadless.append(assignment)
         self._backlog.extendleft(reversed(loopless))
@@ -181,16 +184,13 @@ class Executor:
         if threadless and not self._threadless:
             self._threadless = True
             self._loop.call_later(self._threads.pause, self._try_threads)
-        if self._running and not self._ticking:
-            self._ticking = True
-            self.turned = time.monotonic()
-            self.working.set()
-            self._loop.call_later(TICK, self._tick)
+        self._watch_runs()
 
     @_locked
     def _resume(self) -> None:
         self._resuming = False
         self._start_next()
+        self._watch_runs()  # which were started for us
 
     @_locked
     def _try_threads(self) -> None:
@@ -232,6 +232,7 @@ class Executor:
             self._announce_end(run, ended)
         with self.lock:
             self._end(run, ended)
+            self._start_next()
 
     def _run_in_thread(self, run: JobRun) -> None:
         try:
@@ -258,6 +259,7 @@ class Executor:
         self._collecting = False  # before the queue is emptied: later entries ask again
         while self._from_threads:
             self._end(*self._from_threads.popleft())
+        self._start_next()
 
     # -- hooks --------------------------------------------------------------------------------
     def _announce_start(self, run: JobRun) -> None:
@@ -311,8 +313,6 @@ class Executor:
             self._chronicle.ended(run.job, how, lasted)
         if self._stopping:
             self._when_idle()
-        elif self._backlog:
-            self._start_next()
 
     def _finish_unstarted(self, waiting: Assignment | JobRun, how: outcome.Outcome) -> None:
         self._board.end(waiting.slot)
@@ -355,7 +355,6 @@ class Executor:
             self._standing_in = True
             read()
             self._collect()
-            self._start_next()
             self._look_after_runs(time.monotonic())
             self._flush()
         finally:
@@ -372,10 +371,18 @@ class Executor:
         pause = BEAT if self._running or self._backlog else IDLE_BEAT
         self._loop.call_later(pause, self._beat)
 
+    def _watch_runs(self) -> None:
+        if self._running and not self._ticking:
+            self._ticking = True
+            self.turned = time.monotonic()
+            self.working.set()
+            self._loop.call_later(TICK, self._tick)
+
     @_locked
     def _tick(self) -> None:
         self.turned = time.monotonic()
         self._look_after_runs(self.turned)
+        self._start_next()
         self._ticking = bool(self._running)
         if self._ticking:
             self._loop.call_later(TICK, self._tick)

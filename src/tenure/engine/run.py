@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import re
 import sys
@@ -13,10 +14,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Any
 
+import msgspec
+
 from tenure import context, outcome, payload, policy
 from tenure.engine.desk import Desk
 from tenure.engine.tracebacks import Tracebacks
-from tenure.engine.wire import Assignment
 from tenure.errors import (
     ConfigError,
     JobCancelled,
@@ -37,38 +39,31 @@ CONFLICT_SECONDS = (0.05, 0.5)  # until two that were in each other's way are tr
 OUR_CODES = (RESULT_ERROR, "FAILED", "PERMANENT_ERROR", "TRANSIENT_ERROR", "VALIDATION_ERROR")
 
 
-class JobRun:
+class JobRun(msgspec.Struct, eq=False):
     """One assignment on its way through the executor."""
 
-    __slots__ = (
-        "begun", "cancel_by", "cancel_reason", "children", "deadline", "desk", "done", "grown",
-        "job", "lost", "progress", "progress_due", "raised", "result", "secrets", "settled",
-        "settling", "slot", "stopped", "task", "timed_out", "waiter",
-    )  # fmt: skip
-
-    def __init__(self, assignment: Assignment, task: Task[..., Any], desk: Desk) -> None:
-        self.job: ClaimedJob = assignment.job
-        self.slot = assignment.slot
-        self.task = task
-        self.desk = desk
-        self.begun = 0.0
-        self.deadline = 0.0
-        self.cancel_reason: str | None = None
-        self.cancel_by = float("inf")  # when patience with a cancelled handler ends
-        self.lost = False
-        self.timed_out = False
-        self.done = False
-        self.settled = False
-        self.settling = False  # inside its transaction's block
-        self.result: str | None = None  # what its own transaction has stored
-        self.children: list[NewJob] = []
-        self.grown = False  # its children have been taken for its finish: there are no more
-        self.secrets: list[str] = []  # what it has fetched: here only, to be kept out of its words
-        self.stopped: BaseException | None = None  # what we have stopped it with
-        self.raised: BaseException | None = None  # what it has failed of, until hooks are told
-        self.progress: str | None = None
-        self.progress_due = 0.0
-        self.waiter: asyncio.Task[None] | None = None  # None for a thread's run
+    job: ClaimedJob
+    slot: int
+    task: Task[..., Any]
+    desk: Desk
+    begun: float = 0.0
+    deadline: float = 0.0
+    cancel_reason: str | None = None
+    cancel_by: float = math.inf  # when patience with a cancelled handler ends
+    lost: bool = False
+    timed_out: bool = False
+    done: bool = False
+    settled: bool = False
+    settling: bool = False  # inside its transaction's block
+    result: str | None = None  # what its own transaction has stored
+    children: list[NewJob] = []
+    grown: bool = False  # its children have been taken for its finish: there are no more
+    secrets: list[str] = []  # what it has fetched: here only, to be kept out of its words
+    stopped: BaseException | None = None  # what we have stopped it with
+    raised: BaseException | None = None  # what it has failed of, until hooks are told
+    progress: str | None = None
+    progress_due: float = 0.0
+    waiter: asyncio.Task[None] | None = None  # None for a thread's run
 
     # -- what `Context` asks ------------------------------------------------------------------
     def adopt(self, child: NewJob) -> None:

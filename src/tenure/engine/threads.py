@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -21,17 +22,16 @@ class Threads:
     def __init__(self, work: Callable[[JobRun], None]) -> None:
         self._work = work
         self._queue: SimpleQueue[JobRun] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._free = 0  # threads waiting for work
+        self._free: deque[None] = deque()  # one for each thread that waits for work: no lock
         self._not_before = 0.0
+        self.put = self._queue.put  # a run, once a thread is reserved for it
         self.pause = 0.0  # how long to wait, when there is none to be had
 
     def reserve(self) -> bool:
         """One thread for what is put next; False when the system has none to give."""
-        with self._lock:
-            if self._free > 0:
-                self._free -= 1
-                return True
+        if self._free:  # only the executor takes from it, one at a time
+            self._free.pop()
+            return True
         now = time.monotonic()
         if now < self._not_before:
             return False
@@ -48,11 +48,7 @@ class Threads:
         return True
 
     def release(self) -> None:
-        with self._lock:
-            self._free += 1
-
-    def put(self, run: JobRun) -> None:
-        self._queue.put(run)
+        self._free.append(None)
 
     def _serve(self) -> None:
         while True:

@@ -161,9 +161,8 @@ class _Bench(AbstractContextManager["_Bench"]):
     def _run(self, job: ClaimedJob) -> None:
         from tenure import outcome
         from tenure.engine.run import JobRun
-        from tenure.engine.wire import Assignment
 
-        run = JobRun(Assignment(0, job), self._app.tasks[job.type], self._desk)
+        run = JobRun(job, 0, self._app.tasks[job.type], self._desk)
         run.begun = time.monotonic()
         how: Outcome = outcome.Released("the test was interrupted")  # Ctrl-C, pytest.fail
         try:
