@@ -21,6 +21,8 @@ ROLLED_BACK = CONFLICTS | {"55P03", "53300", "57P03"}
 # Perhaps committed before the reply was lost: made again only where twice is once.
 UNKNOWN = frozenset({"25006", "57014", "57P01", "57P02", "57P05"})
 BUSY = CONFLICTS | {"55P03", "53300", "57014"}
+# The session was ended: by an operator, with its server, for being idle.
+ENDED = frozenset({"57P01", "57P02", "57P05", "25P03", "25P04"})
 # About a prepared statement, before anything ran: the tables changed under it, or a pooler gave us
 # another server's session. Or a migration replaced a function and its types in the middle of a call
 # (XX000, 42883), which is rolled back. With new connections it cannot happen again.
