@@ -24,10 +24,15 @@ def load_app(spec: str) -> App:
     if not colon:
         apps = {id(value): name for name, value in vars(module).items() if isinstance(value, App)}
         if len(apps) != 1:
-            found = ", ".join(f"{module_name}:{name}" for name in apps.values()) or "none"
+            names = [f"{module_name}:{name}" for name in apps.values()]
+            found = (
+                f"found {', '.join(names)}. Say which: -A {names[0]}"
+                if names
+                else "found none. Name the module that makes it, such as -A shop.jobs:app"
+            )
             raise ConfigError(
                 f"module {module_name!r} must hold exactly one tenure.App for -A {module_name}; "
-                f"found {found}. Say which: -A {module_name}:app"
+                f"{found}"
             )
         path = next(iter(apps.values()))
     found_app: object = module

@@ -75,9 +75,14 @@ class Signature:
                 ).quoting(repr(name))
         missing = self._required - given.keys()
         if missing:
+            hint = (
+                " For a Context annotate it: (ctx: tenure.Context, …)."
+                if self.names[0] in missing & {"ctx", "context"}
+                else ""
+            )
             raise ArgumentError(
                 f"Task {self.task!r} is missing {', '.join(map(repr, sorted(missing)))}; it takes "
-                f"({', '.join(self.names)})."
+                f"({', '.join(self.names)}).{hint}"
             )
         what = f"arguments of {self.task!r}"
         try:

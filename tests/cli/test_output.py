@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from tenure.cli import output
+from tenure.cli import dead, output
 from tenure.cli.stats import BOUNDS, quantile, summarize
-from tenure.store import Rollup
+from tenure.store import DeadGroup, Rollup
 
 NOW = datetime.datetime(2030, 1, 31, tzinfo=datetime.UTC)
 
@@ -79,6 +79,28 @@ def test_a_terminal_of_80_columns_gets_ids_that_can_be_told_apart(
     ]  # fmt: skip
     output.table(["ID", "A"], [[ids[0], "x"]], ids=[0])
     assert ids[0] in capsys.readouterr().out, "whole where there is room"
+
+
+def test_a_terminal_of_80_columns_shows_the_line_that_jobs_died_at(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "is_terminal", lambda stream: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    id = "01M7M368Y92FVA4WDQ5HQVQ3M4"
+    places = [("rebuild_index", "NoResultFound at shop/jobs.py:65"), ("nap", "E at jobs.py:7")]
+    groups = [
+        DeadGroup(type, "dead_letter", "NoResultFound", place, 3, 0, 0, id, "no row " * 9)
+        for type, place in places
+    ]
+
+    dead._print_groups(groups, NOW)
+
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(output.width, lines)) <= 80
+    assert lines[2].startswith(f"    {id}  shop/jobs.py:65  no row no row")
+    assert lines[4].startswith(f"    {id}  E at jobs.py:7  no row no row")
+    assert lines[3].split()[2:4] == ["nap", "dead_letter"], "padding is cut without a mark"
 
 
 def test_the_percentiles_of_one_run_are_that_run() -> None:

@@ -68,7 +68,7 @@ def test_a_thread_that_does_not_listen_is_given_up_and_its_process_replaced(
             return os.getpid()
         """
     )
-    shop.worker(concurrency=10)
+    worker = shop.worker(concurrency=10)
     bystander = shop.jobs.bystander.enqueue()
     deaf = shop.jobs.deaf.enqueue()
     shop.wait_said("deaf")
@@ -83,6 +83,7 @@ def test_a_thread_that_does_not_listen_is_given_up_and_its_process_replaced(
         lambda: shop.app.result(shop.jobs.where.enqueue().id, timeout=15) != old,
         what="a new process",
     )
+    assert f"child {old} is replaced: in it 1 `def` handler goes on after a time-out" in worker.log
     shop.touch("go")
     assert shop.app.result(bystander.id, timeout=10) == old  # it went on where it was
     assert shop.job(bystander.id).attempts == 1

@@ -75,6 +75,17 @@ BAD: dict[str, tuple[type[Exception], str, Call]] = {
     "too deep": (
         tenure.PayloadError, "nested deeper than", lambda a, t: t.enqueue("a", deep(TOO_DEEP)),
     ),
+    "many receipts": (
+        tenure.ConfigError, r"made by `task.job.*a Receipt: `.enqueue.*stored that one already",
+        lambda a, t: a.enqueue_many([tenure.Receipt(ABSENT, False, "queued")]),
+    ),
+    "a generator": (
+        tenure.ConfigError, r"as a list: \[task.job",
+        lambda a, t: a.enqueue_many(t.job("a") for _ in range(3)),
+    ),
+    "many tasks": (
+        tenure.ConfigError, r"made by `task.job.*a Task$", lambda a, t: a.enqueue_many([t]),
+    ),
     "bad queue": (tenure.ConfigError, "queue name", lambda a, t: t.options(queue="a b")),
     "dead-letter queue": (
         tenure.ConfigError, "view of jobs", lambda a, t: t.options(queue="q:deadletter"),
@@ -344,3 +355,14 @@ def test_an_unknown_job_and_a_step_that_is_not_allowed(
     ):
         with pytest.raises(tenure.IllegalTransition, match=message):
             call(receipt.id)
+
+
+def test_a_context_that_is_not_annotated_is_an_argument(app: tenure.App) -> None:
+    @app.task
+    def send(ctx, to) -> None:  # type: ignore[no-untyped-def]
+        ...
+
+    with pytest.raises(tenure.ArgumentError, match=r"annotate it: \(ctx: tenure.Context"):
+        send.enqueue(to="a@b.c")
+    with pytest.raises(tenure.ArgumentError, match=r"missing 'to'; it takes \(ctx, to\)\.$"):
+        send.enqueue("a value of its own")

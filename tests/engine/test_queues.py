@@ -181,6 +181,7 @@ def test_an_unknown_type_is_left_alone_and_reported(
     said = [r.getMessage() for r in caplog.records if "does not know the type" in r.getMessage()]
     assert len(said) == 1
     assert "3 jobs of type 'newer'" in said[0]
+    assert "Import the module of the task in the app's" in said[0]
     for receipt in receipts:
         job = new.get(receipt.id)
         assert job is not None

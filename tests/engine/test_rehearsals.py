@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
 
 import tenure
 from tenure.testing import assert_enqueued, context, enqueued, refute_enqueued
 
 app = tenure.App("sqlite:///never-made.db", secrets=["KEY"])
+INSERT = text("INSERT INTO payments VALUES (:cents)")
 
 
 @app.task(queue="exports", timeout=9, retry=tenure.Retry(attempts=4))
@@ -128,6 +134,45 @@ def test_a_transaction_on_the_tests_own_connection() -> None:
         charge(context(secrets={"KEY": "sk"}), 5)
     with pytest.raises(tenure.ConfigError, match=r"context\(secrets={'KEY': …}\)"):
         context().secret("KEY")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["session", "async session"])
+def test_what_a_session_of_the_tasks_own_writes_is_there_afterwards(
+    asynchronous: bool, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    engine = create_engine(url)
+    with engine.begin() as db:
+        db.exec_driver_sql("CREATE TABLE payments (cents INTEGER UNIQUE)")
+
+    def pay(ctx: tenure.Context, cents: int) -> None:
+        with Session(engine) as session, ctx.transaction(conn=session):
+            session.execute(INSERT, {"cents": cents})
+            ctx.enqueue(mail, "a@b.c")
+
+    async def awaited(ctx: tenure.Context, cents: int) -> None:
+        apart = create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"))
+        try:
+            async with AsyncSession(apart) as session, ctx.transaction(conn=session):
+                await session.execute(INSERT, {"cents": cents})
+                ctx.enqueue(mail, "a@b.c")
+        finally:
+            await apart.dispose()
+
+    def call(ctx: tenure.Context, cents: int) -> None:
+        asyncio.run(awaited(ctx, cents)) if asynchronous else pay(ctx, cents)
+
+    ctx = context()
+    call(ctx, 5)
+
+    assert_enqueued(ctx, mail, times=1)
+    with pytest.raises(tenure.ConfigError, match="once in a run"):
+        call(ctx, 6)
+    with pytest.raises(IntegrityError):
+        call(context(), 5)
+    with engine.connect() as db:
+        assert db.exec_driver_sql("SELECT cents FROM payments").scalars().all() == [5]
+    engine.dispose()
 
 
 def test_what_cannot_be_stored_is_refused_here_too() -> None:

@@ -22,7 +22,8 @@ import servers
 from proxy import Proxy
 from tenure import errors, sql
 from tenure.ids import new_ids, to_uuid
-from tenure.stores.postgres import lending, schema
+from tenure.stores.postgres import explaining, lending, schema
+from tenure.stores.postgres.connecting import CannotConnect
 from tenure.stores.postgres.database import Database, to_uuid_text, to_uuids
 
 FAST = 3.0  # seconds a call may take here
@@ -259,6 +260,11 @@ def test_a_server_that_is_away_is_waited_for(own_postgres: servers.PostgresServe
     with pytest.raises(errors.StoreUnavailable, match=r"cannot be reached, tried for 0\.3 s"):
         db.run("SELECT 1", timeout=0.3)
     db.close()
+
+
+def test_times_are_said_as_people_do() -> None:
+    refused = explaining.explain(CannotConnect("refused"), "db/shop", "tenure", 3.9999873)
+    assert "tried for 4 s: refused" in str(refused)
 
 
 # -- servers that say no --------------------------------------------------------------------------

@@ -156,15 +156,18 @@ def _as_dict(group: DeadGroup) -> dict[str, Any]:
 
 
 def _print_groups(shown: list[DeadGroup], now: datetime.datetime) -> None:
-    """Two lines a group: in one, the sample would push the rest off most terminals."""
+    """Two lines a group: in one, the sample would push the rest off most terminals. Where a place
+    has no room in the first, it is in the second: its end, which would be cut, is the line."""
     names, *rows = _aligned([[*HEADS], *(_cells(group, now) for group in shown)])
+    columns = output.terminal_columns()
     for group, row in zip(shown, rows, strict=True):
         output.table(
             names, [row], tint={3: _status_colour}, heads=row is rows[0], soft=(2, 4, 5, 6)
         )
         error = output.cut(output.plain(group.sample_error or "no message"), ERROR_COLUMNS)
-        columns = output.terminal_columns()
-        line = f"{INDENT}{group.sample_id}  {error}"
+        cut = columns is not None and output.width(output.GAP.join(row)) > columns
+        place = f"{row[-1]}  " if cut else ""
+        line = f"{INDENT}{group.sample_id}  {place}{error}"
         output.say(output.paint(line if columns is None else output.cut(line, columns), "dim"))
 
 

@@ -168,7 +168,7 @@ def _line(
 ) -> str:
     parts = []
     for place, (text, columns) in enumerate(zip(cells, widths, strict=True)):
-        shown = cut(text, columns)
+        shown = cut(text.rstrip(), columns)  # padding is no text that could be missed
         padding = " " * (columns - width(shown))
         painted = paint(shown, tint[place](text)) if place in tint else shown
         parts.append(padding + painted if place in right else painted + padding)

@@ -45,6 +45,7 @@ class Client:
         self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: policy.OnConflict = "return"
     ) -> list[Receipt]:
         policy.choice(on_conflict, "on_conflict", ("return", "error"))
+        _require_new(jobs)
         if conn is None:
             if on_conflict == "error" and len(jobs) > 1:
                 raise ConfigError(
@@ -70,6 +71,7 @@ class Client:
         connection is awaited on its loop, a sync one blocks it for one round trip, because many
         belong to the thread that opened them."""
         policy.choice(on_conflict, "on_conflict", ("return", "error"))
+        _require_new(jobs)
         if conn is None:
             return await self.in_thread(self.enqueue, jobs, on_conflict=on_conflict)
         receipts = self.store.enqueue_on(conn, jobs) if jobs else []
@@ -139,6 +141,18 @@ class Client:
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
+
+
+def _require_new(jobs: Sequence[object]) -> None:
+    if not hasattr(jobs, "__len__"):  # an iterator would be empty after this
+        raise ConfigError("several jobs are given as a list: [task.job(…) for … in …]")
+    for job in jobs:
+        if not isinstance(job, NewJob):
+            hint = ": `.enqueue(…)` has stored that one already" if type(job) is Receipt else ""
+            raise ConfigError(
+                f"several jobs are made by `task.job(…)`, one of these is a "
+                f"{type(job).__name__}{hint}"
+            )
 
 
 def _accepted(

@@ -337,9 +337,10 @@ class Pump:
                 continue
             self._unknown[type_] = time.monotonic()
             log.warning(
-                "%d jobs of type %r passed over: this worker does not know the type. "
-                "Start a worker whose app has the task, or cancel them.",
+                "%d job%s of type %r passed over: this worker does not know the type. Import the "
+                "module of the task in the app's, start a worker whose app has it, or cancel them.",
                 count,
+                "" if count == 1 else "s",
                 type_,
             )
 

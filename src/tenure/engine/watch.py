@@ -114,7 +114,14 @@ class Watch:
         if child.leaving or not (child.stuck or child.board.left):
             return
         if child.stuck:
-            log.warning("child %s has %d stuck handlers: replacing it", child.pid, child.stuck)
+            log.warning(
+                "child %s is replaced: in it %d `def` handler%s on after a time-out or a cancel, "
+                "until its other jobs have ended, also beside a retry. ctx.check() would end such "
+                "a handler; with process=True it is killed",
+                child.pid,
+                child.stuck,
+                " goes" if child.stuck == 1 else "s go",
+            )
         child.stop()
 
     # -- children that have done enough -------------------------------------------------------

@@ -120,7 +120,28 @@ class RehearsedRun:
         return Signature(_nothing, self.job.type, payload.MAX_BYTES)
 
     def transaction(self, result: Callable[[], Any], conn: Any) -> AbstractContextManager[Any]:
+        from tenure.stores import libraries  # not for every run of pytest
+
+        if libraries.known_as(conn, libraries.SQLALCHEMY) is not None:
+            return self._unit(conn)
         return self._transaction(self._conn if conn is None else conn)
+
+    @contextmanager
+    def _unit(self, conn: Any) -> Iterator[Any]:
+        """The handler's own session, which a test could not commit: it is as a rule closed when
+        the handler returns, and what it wrote would be gone without a word."""
+        from tenure.stores import libraries
+
+        unit = libraries.unit_of(conn)
+        unit.begin()
+        try:
+            yield conn
+            unit.complete()
+        except BaseException as error:
+            unit.rollback(error)
+            raise
+        unit.commit()
+        self.settled = True
 
     @contextmanager
     def _transaction(self, conn: Any) -> Iterator[Any]:
@@ -135,7 +156,26 @@ class RehearsedRun:
     def atransaction(
         self, result: Callable[[], Any], conn: Any
     ) -> AbstractAsyncContextManager[Any]:
+        from tenure.stores import libraries
+
+        if libraries.known_as(conn, libraries.SQLALCHEMY_ASYNC) is not None:
+            return self._async_unit(conn)
         return self._atransaction(self._conn if conn is None else conn)
+
+    @asynccontextmanager
+    async def _async_unit(self, conn: Any) -> AsyncIterator[Any]:
+        from tenure.stores import libraries
+
+        unit = libraries.AsyncUnit(conn)
+        await unit.begin()
+        try:
+            yield conn
+            await unit.complete()
+        except BaseException as error:
+            await unit.rollback(error)
+            raise
+        await unit.commit()
+        self.settled = True
 
     @asynccontextmanager
     async def _atransaction(self, conn: Any) -> AsyncIterator[Any]:
@@ -166,7 +206,8 @@ def context(
     are the job's. `steps` have been finished by an earlier run: they are not called again.
     `results` are what the jobs it ran after returned, by id, `secrets` what `ctx.secret` gives.
     `cancelled` is the reason somebody gave who wants it to stop. `conn` is what
-    `ctx.transaction()` lends: it is neither committed nor rolled back, nor is your ORM's."""
+    `ctx.transaction()` lends: it is neither committed nor rolled back. A session of SQLAlchemy's
+    that the task itself gives, `ctx.transaction(conn=session)`, is, as in a worker."""
     chosen = None if task is None else task.settings
     by, id = checked_actor(actor), new_id()
     at = id_time_ms(id)

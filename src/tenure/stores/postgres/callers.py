@@ -354,9 +354,10 @@ def _told(state: str, said: str) -> errors.TenureError:
             f"conn=: {said}. Its database user lacks that right: as the owner of Tenure's schema, "
             "GRANT it USAGE on the schema and the rights on its tables, sequences and functions."
         )
-    if not state or state.startswith("08"):
+    if not state or state.startswith("08") or state in explaining.ENDED:
         return errors.StoreUnavailable(
             "the connection given as conn= is closed or was lost: its transaction is rolled back"
+            + (f" ({said})" if said else "")
         )
     if not said:
         return errors.StoreError(

@@ -165,8 +165,8 @@ class Database:
         """Return when the call is to be made again, after a pause; raise when it is over."""
         if isinstance(error, NoneFree):
             raise errors.StoreBusy(
-                f"all {pool.most} connections to {self.place} have been in use for {seconds:g} s: "
-                "too many threads at once, or statements that wait for locks"
+                f"all {pool.most} connections to {self.place} have been in use for {seconds:.3g} s"
+                ": too many threads at once, or statements that wait for locks"
             ) from None
         lost = connection is not None and connection.closed
         self._clear_up(error, pool, connection)

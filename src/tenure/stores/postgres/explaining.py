@@ -21,6 +21,8 @@ ROLLED_BACK = CONFLICTS | {"55P03", "53300", "57P03"}
 # Perhaps committed before the reply was lost: made again only where twice is once.
 UNKNOWN = frozenset({"25006", "57014", "57P01", "57P02", "57P05"})
 BUSY = CONFLICTS | {"55P03", "53300", "57014"}
+# The session was ended: by an operator, with its server, for being idle.
+ENDED = frozenset({"57P01", "57P02", "57P05", "25P03", "25P04"})
 # About a prepared statement, before anything ran: the tables changed under it, or a pooler gave us
 # another server's session. Or a migration replaced a function and its types in the middle of a call
 # (XX000, 42883), which is rolled back. With new connections it cannot happen again.
@@ -96,14 +98,14 @@ def explain(error: Exception, place: str, schema: str, seconds: float) -> errors
         )
     if state == "53300":
         return errors.StoreBusy(
-            f"{place} has no connection left for us, for {seconds:g} s. Raise max_connections, or "
-            "put a pooler in front and use its URL."
+            f"{place} has no connection left for us, for {seconds:.3g} s. Raise max_connections, "
+            "or put a pooler in front and use its URL."
         )
     if isinstance(error, CannotConnect):
         return _refused(error, state, place, seconds)
     if state in BUSY:
         return errors.StoreBusy(
-            f"{place}: {said} ({state}), for {seconds:g} s. Nothing was changed; try again. "
+            f"{place}: {said} ({state}), for {seconds:.3g} s. Nothing was changed; try again. "
             "`tenure doctor` shows who holds locks."
         )
     if state.startswith(("22", "23")):
@@ -123,13 +125,13 @@ def _late(error: Late | Unconfirmed, place: str, seconds: float) -> errors.Tenur
         return errors.StoreUnavailable(f"{place} {UNCONFIRMED}")
     if error.cancelled:
         return errors.StoreBusy(
-            f"{place} did not get a statement done within {seconds:g} s, so it was cancelled and "
-            "nothing was changed: it waits for somebody's lock, or the server is overloaded. Try "
-            "again; `tenure doctor` shows who holds locks."
+            f"{place} did not get a statement done within {seconds:.3g} s, so it was cancelled "
+            "and nothing was changed: it waits for somebody's lock, or the server is overloaded. "
+            "Try again; `tenure doctor` shows who holds locks."
         )
     return errors.StoreUnavailable(
-        f"{place} did not answer within {seconds:g} s: the server, its host or the network hangs. "
-        "Whether the last change was made is not known."
+        f"{place} did not answer within {seconds:.3g} s: the server, its host or the network "
+        "hangs. Whether the last change was made is not known."
     )
 
 
@@ -144,7 +146,7 @@ def _refused(error: CannotConnect, state: str, place: str, seconds: float) -> er
             f"{place}: there is no such database. Create it (`createdb`), or correct the URL."
         )
     return errors.StoreUnavailable(
-        f"{place} cannot be reached, tried for {seconds:g} s: {error.reason}. Is the server "
+        f"{place} cannot be reached, tried for {seconds:.3g} s: {error.reason}. Is the server "
         "running, and are host and port right?"
     )
 
