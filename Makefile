@@ -17,6 +17,10 @@ WORKERS ?= 3
 # `make test ARGS="-k lease"`
 ARGS ?=
 
+# What holds the product to a time runs when no other test does.
+BUSY  := not timed and not soak and not bench
+TIMED := timed and not soak and not bench
+
 # What every store must do is tested once more on Debian's PostgreSQL, where that is installed:
 # older than the packages' one, and with a compiler for its plans.
 OLDER := $(wildcard /usr/lib/postgresql/15/bin/postgres)
@@ -34,7 +38,12 @@ demo: $(RUN)  ## see jobs survive a killed worker
 	$(BIN)/tenure demo
 
 test: $(DEV) $(SERVERS)  ## run every test CI runs
+ifneq ($(ARGS),)
 	$(PYTEST) -n $(WORKERS) --dist loadfile $(ARGS)
+else
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "$(BUSY)"
+	$(PYTEST) -m "$(TIMED)"
+endif
 ifneq ($(and $(OLDER),$(if $(ARGS),,all)),)
 	TENURE_TEST_POSTGRES_MAJOR=15 $(PYTEST) -n $(WORKERS) --dist loadfile -k postgres tests/contract tests/plans
 endif

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import signal
 
+import pytest
+
 from .conftest import Cli, Stage
 from .terminal import CTRL_C, Screen, on_a_terminal
 
@@ -132,6 +134,7 @@ def test_last_words_of_a_process_that_ends(tenure: Cli) -> None:
     assert "last words" in Screen().feed(terminal.seen).left
 
 
+@pytest.mark.timed
 def test_the_live_line_is_right_from_the_first_second(stage: Stage) -> None:
     tenure = stage.tenure
     for _ in range(3):

@@ -106,6 +106,7 @@ def test_one_that_always_dies_is_poison_and_harms_nobody(
     assert set(shop.events("job.rescued")) == {fatal.id}
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("how", ["sleeps", "holds the GIL"])
 def test_its_time_out_ends_its_process(workshop: Callable[..., Workshop], how: str) -> None:
     shop = workshop(

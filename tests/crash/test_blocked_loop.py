@@ -7,6 +7,8 @@ import signal
 import time
 from collections.abc import Callable
 
+import pytest
+
 from stopwatch import process_waited
 
 from .harness import Workshop, eventually
@@ -106,6 +108,7 @@ def test_it_is_named_with_its_line_once(workshop: Callable[..., Workshop]) -> No
     assert f"task 'beside' blocks the event loop at {place}" in beside
 
 
+@pytest.mark.timed
 def test_plain_jobs_in_the_same_child_go_on(workshop: Callable[..., Workshop]) -> None:
     shop = workshop(WORK, lease_seconds=3, lease_renew_seconds=1)
     shop.touch("block")

@@ -362,6 +362,7 @@ def test_a_job_of_ten_steps_killed_in_each_step(workshop: Callable[..., Workshop
 # -- time-outs --------------------------------------------------------------------------------
 
 
+@pytest.mark.timed
 def test_a_def_handler_past_its_time_out_is_over_in_time_and_alone(
     workshop: Callable[..., Workshop],
 ) -> None:

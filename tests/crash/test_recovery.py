@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from places import only
 
 from .harness import Workshop, eventually, gone, p95
@@ -24,6 +26,7 @@ HOLD = """
 """
 
 
+@pytest.mark.timed
 def test_a_killed_child_is_charged_for_what_had_started_and_nothing_else(
     workshop: Callable[..., Workshop],
 ) -> None:
@@ -52,6 +55,7 @@ def test_a_killed_child_is_charged_for_what_had_started_and_nothing_else(
     print(f"recovery after SIGKILL of a child: {took * 1000:.0f} ms")
 
 
+@pytest.mark.timed
 def test_a_killed_supervisor_takes_its_children_along_and_a_neighbour_takes_over(
     workshop: Callable[..., Workshop],
 ) -> None:
@@ -81,6 +85,7 @@ def test_a_killed_supervisor_takes_its_children_along_and_a_neighbour_takes_over
     print(f"same-host takeover after SIGKILL of a supervisor: {took * 1000:.0f} ms")
 
 
+@pytest.mark.timed
 def test_a_lonely_worker_s_jobs_wait_for_the_next_one(workshop: Callable[..., Workshop]) -> None:
     shop = workshop(HOLD)
     first = shop.worker(concurrency=2)
@@ -245,6 +250,7 @@ LASTING = """
 AT_ONCE = 5.0  # 0.2 to 0.3 s measured; a busy machine takes longer
 
 
+@pytest.mark.timed
 def test_a_hundred_jobs_of_a_killed_worker_start_again_at_once(
     workshop: Callable[..., Workshop],
 ) -> None:
@@ -286,6 +292,7 @@ SUSPECTS = """
 """
 
 
+@pytest.mark.timed
 def test_after_a_child_s_death_suspects_run_a_few_at_a_time_and_healthy_jobs_do_not_wait(
     workshop: Callable[..., Workshop],
 ) -> None:

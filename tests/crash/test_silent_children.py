@@ -7,6 +7,8 @@ import signal
 import time
 from collections.abc import Callable
 
+import pytest
+
 from .harness import Workshop, eventually, gone
 
 SOON = 10.0  # taken back from a child that does not answer, a job starts elsewhere within this
@@ -33,6 +35,7 @@ def once_each(shop: Workshop, ids: list[str]) -> None:
     assert set(shop.events("job.succeeded").values()) == {1}
 
 
+@pytest.mark.timed
 def test_a_task_that_was_left_behind_blocks_the_loop(workshop: Callable[..., Workshop]) -> None:
     shop = workshop(
         WORK
@@ -66,6 +69,7 @@ def test_a_task_that_was_left_behind_blocks_the_loop(workshop: Callable[..., Wor
     print(f"40 jobs in the hands of a blocked child ran elsewhere after {took:.1f} s")
 
 
+@pytest.mark.timed
 def test_a_handler_that_holds_the_gil_keeps_its_job(workshop: Callable[..., Workshop]) -> None:
     """Its loop is as silent as a dead one's, but the handler is alive: it is left to its work."""
     shop = workshop(
@@ -122,6 +126,7 @@ def test_handlers_that_hold_the_gil_do_not_multiply_children(
     assert most == 2  # the one that is planned, and one successor
 
 
+@pytest.mark.timed
 def test_a_stopped_child(workshop: Callable[..., Workshop]) -> None:
     """SIGSTOP: what it had started is waited for, up to its time-out."""
     shop = workshop(WORK)

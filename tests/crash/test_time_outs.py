@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import pytest
+
 from .harness import Workshop, eventually
 
 
+@pytest.mark.timed
 def test_a_loop_blocked_past_a_time_out_is_killed_and_bystanders_go_free(
     workshop: Callable[..., Workshop],
 ) -> None:
@@ -46,6 +49,7 @@ def test_a_loop_blocked_past_a_time_out_is_killed_and_bystanders_go_free(
     print(f"hard time-out: {took - 1:.2f} s past the time-out of 1 s")
 
 
+@pytest.mark.timed
 def test_a_thread_that_does_not_listen_is_given_up_and_its_process_replaced(
     workshop: Callable[..., Workshop],
 ) -> None:

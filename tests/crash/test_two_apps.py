@@ -10,6 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 from .harness import START, Worker, Workshop, eventually, load_module, p95
 
 TASK = """
@@ -145,6 +147,7 @@ def ticks(pid: int) -> int:
 # -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timed
 def test_two_apps_on_one_queue(workshop: Callable[..., Workshop]) -> None:
     apps = apart(workshop)
     slowest = two_apps(apps, 1000)
@@ -153,6 +156,7 @@ def test_two_apps_on_one_queue(workshop: Callable[..., Workshop]) -> None:
     assert slowest <= SOON
 
 
+@pytest.mark.timed
 def test_a_deploy_that_adds_a_type(workshop: Callable[..., Workshop]) -> None:
     apps = apart(workshop)
     first, slowest = deploy(apps, 500)
@@ -162,6 +166,7 @@ def test_a_deploy_that_adds_a_type(workshop: Callable[..., Workshop]) -> None:
     assert slowest <= SOON
 
 
+@pytest.mark.timed
 def test_a_worker_beside_jobs_it_does_not_know(workshop: Callable[..., Workshop]) -> None:
     apps = apart(workshop)
     untouched, more, slowest = beside_foreign(apps, 20_000)

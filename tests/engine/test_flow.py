@@ -892,6 +892,7 @@ def test_a_waiting_job_is_cancelled_at_once(app: tenure.App) -> None:
     assert job_of(app, need).status == "queued"
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("handler", ["thread", "coroutine"])
 def test_a_handler_that_ignores_its_cancellation_is_given_up(
     workshop: Callable[..., Workshop], handler: str

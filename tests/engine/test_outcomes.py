@@ -281,6 +281,7 @@ def test_result_is_late_or_fails(app: tenure.App) -> None:
         app.result(receipt.id)
 
 
+@pytest.mark.timed
 def test_a_delayed_job_starts_on_time(app: tenure.App) -> None:
     @app.task
     def work() -> None: ...

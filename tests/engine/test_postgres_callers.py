@@ -249,6 +249,7 @@ def test_the_hint_goes_out_when_the_caller_has_committed(
         assert caller.wait(heard) == "default"
 
 
+@pytest.mark.timed
 def test_a_worker_is_woken_by_the_commit(app: tenure.App, work: Work, caller: Caller) -> None:
     with app.worker():
         app.result(work.enqueue(0).id, timeout=10)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import psycopg
+import pytest
 
 from contract.builders import new, rescue, started_job, worker
 from crash.harness import Workshop, eventually
@@ -60,6 +61,7 @@ def test_a_pass_that_fails_takes_nobody_with_it(workshop: Callable[..., Workshop
     assert worker.stop()["completed"] == 1
 
 
+@pytest.mark.timed
 @only("postgres", "a day is a table there, and goes under a lock")
 def test_an_open_transaction_beside_days_that_are_over(
     workshop: Callable[..., Workshop],

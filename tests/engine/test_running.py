@@ -162,6 +162,7 @@ def test_bad_progress_is_the_handler_s_error(app: tenure.App) -> None:
     assert "0 to 100" in str(job_of(app, receipt).error)
 
 
+@pytest.mark.timed
 def test_an_async_handler_is_cancelled_at_its_time_out(app: tenure.App) -> None:
     cleaned = threading.Event()
 
@@ -192,6 +193,7 @@ def test_an_async_handler_is_cancelled_at_its_time_out(app: tenure.App) -> None:
     assert (job_of(app, other).attempts, job_of(app, other).crashes) == (1, 0)
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("listens", [True, False], ids=["listening", "deaf"])
 def test_a_def_handler_is_asked_then_given_up_at_its_time_out(
     app: tenure.App, listens: bool
@@ -225,6 +227,7 @@ def test_a_def_handler_is_asked_then_given_up_at_its_time_out(
     assert (job_of(app, other).attempts, job_of(app, other).crashes) == (1, 0)
 
 
+@pytest.mark.timed
 def test_a_running_async_handler_is_cancelled_at_its_next_await(app: tenure.App) -> None:
     started = threading.Event()
 

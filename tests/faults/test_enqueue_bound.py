@@ -72,6 +72,7 @@ def mute() -> Iterator[str]:
         one.close()
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("way", ["single", "keyed"])
 def test_one_that_accepts_and_never_answers(mute: str, way: str) -> None:
     with app_on(mute) as app:
@@ -81,6 +82,7 @@ def test_one_that_accepts_and_never_answers(mute: str, way: str) -> None:
     assert took < BOUND + SPARE
 
 
+@pytest.mark.timed
 def test_one_that_refuses() -> None:
     url = f"postgresql://nobody@127.0.0.1:{servers.free_port()}/nothing"
     with app_on(url) as app:
@@ -90,6 +92,7 @@ def test_one_that_refuses() -> None:
     assert took < BOUND + SPARE
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("way", ["single", "batch", "keyed"])
 def test_one_that_is_stopped(server: servers.PostgresServer, way: str) -> None:
     """SIGSTOP, with a connection open: it was asked, and nobody knows what it did."""
@@ -109,6 +112,7 @@ def test_one_that_is_stopped(server: servers.PostgresServer, way: str) -> None:
         print(f"\n{way}: {took:.1f} s while asked, {new:.1f} s without a connection")
 
 
+@pytest.mark.timed
 def test_one_that_is_stopped_when_a_caller_s_connection_is_joined(
     server: servers.PostgresServer,
 ) -> None:
@@ -124,6 +128,7 @@ def test_one_that_is_stopped_when_a_caller_s_connection_is_joined(
     assert took < BOUND + SPARE
 
 
+@pytest.mark.timed
 def test_a_bound_of_another_length(mute: str) -> None:
     with app_on(mute, enqueue_timeout=2) as app:
         took, _error = seconds_of(ways(app)["single"])

@@ -198,6 +198,7 @@ def test_a_lost_reply(db: Database, opened: Callable[..., Database], proxy: Prox
 # -- time-outs ------------------------------------------------------------------------------------
 
 
+@pytest.mark.timed
 def test_a_held_lock_ends_in_a_cancelled_statement(db: Database, database: str) -> None:
     with Locked(database):
         began = time.monotonic()
@@ -314,6 +315,7 @@ def test_too_many_connections_are_waited_for() -> None:
             connection.close()
 
 
+@pytest.mark.timed
 def test_refusals_are_not_tried_again(db: Database, database: str) -> None:
     began = time.monotonic()
     absent = Database(f"{database}_absent", timeout=5.0)
@@ -363,6 +365,7 @@ def test_errors_say_what_to_do_and_show_no_values(db: Database) -> None:
 # -- connections ----------------------------------------------------------------------------------
 
 
+@pytest.mark.timed
 def test_connections_are_bounded_and_one_is_reserved(opened: Callable[..., Database]) -> None:
     db, spectator = opened(most=2), opened()
     with ThreadPoolExecutor(6) as threads:
@@ -550,6 +553,7 @@ def test_an_error_that_was_swallowed_does_not_look_like_a_commit(lender: Databas
     assert count(lender) == 0
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("how", ["sleeps", "computes", "waits", "goes on"])
 def test_a_loan_has_a_time_limit(lender: Database, how: str) -> None:
     began = time.monotonic()

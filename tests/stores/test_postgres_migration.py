@@ -67,6 +67,7 @@ class OldProgram:
             time.sleep(0.01)
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("rows", [100, MANY])
 def test_a_migration_beside_a_long_transaction_holds_nobody_up(
     store: PostgresStore, rows: int

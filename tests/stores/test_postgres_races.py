@@ -66,6 +66,7 @@ def until_it_waits(connection: psycopg.Connection[Any], what: str) -> None:
         connection.execute("SELECT pg_stat_clear_snapshot()")
 
 
+@pytest.mark.timed
 def test_a_taken_key_in_an_open_transaction_holds_up_nobody(
     store: PostgresStore, other: psycopg.Connection[Any]
 ) -> None:
@@ -214,6 +215,7 @@ def test_a_reader_delays_the_upkeep_of_partitions_once(
     assert name not in partitions(store)
 
 
+@pytest.mark.timed
 def test_a_handlers_transaction_holds_up_no_finish(store: PostgresStore) -> None:
     no = worker(store)
     first, second = started_job(store, no), started_job(store, no)

@@ -129,6 +129,7 @@ def test_an_interrupt_ends_the_wait(
     assert time.monotonic() - began < 3.0
 
 
+@pytest.mark.timed
 def test_the_time_of_a_wait_is_kept(
     database: str, listening: Callable[..., PostgresWakeup]
 ) -> None:
@@ -160,6 +161,7 @@ def test_a_killed_listener_comes_back_and_says_look(
     assert wakeup.wait(5.0)
 
 
+@pytest.mark.timed
 def test_a_server_that_is_away(
     database: str, proxy: Proxy, listening: Callable[..., PostgresWakeup]
 ) -> None:
@@ -180,6 +182,7 @@ def test_a_server_that_is_away(
     assert wakeup.healthy()
 
 
+@pytest.mark.timed
 def test_a_half_open_connection_is_found_by_its_probe(
     database: str,
     proxy: Proxy,
@@ -375,6 +378,7 @@ def sender(db: Database) -> Iterator[notices.Notices]:
     sender.close()
 
 
+@pytest.mark.timed
 def test_the_first_hint_goes_at_once_and_the_rest_together(
     sender: notices.Notices, ear: Ear
 ) -> None:

@@ -211,6 +211,7 @@ def test_scrub_never_raises(text: str, payload: str, secrets: list[str]) -> None
 
 
 # -- time ---------------------------------------------------------------------------------------
+@pytest.mark.timed
 @pytest.mark.parametrize("unit", REPEATED)
 def test_pathological_texts_take_linear_time(unit: str) -> None:
     text = (unit * SIZE)[:SIZE]
@@ -219,6 +220,7 @@ def test_pathological_texts_take_linear_time(unit: str) -> None:
     assert within(200, lambda: scrub(text, "", [text[:65_536]]))
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(
     "scalars",
     [

@@ -318,6 +318,7 @@ def test_whatever_is_found_was_suspected(value: Any) -> None:
 
 
 # -- time ---------------------------------------------------------------------------------------
+@pytest.mark.timed
 @pytest.mark.parametrize("unit", REPEATED)
 def test_pathological_texts_take_linear_time(unit: str) -> None:
     text = (unit * SIZE)[:SIZE]
@@ -328,6 +329,7 @@ def test_pathological_texts_take_linear_time(unit: str) -> None:
     assert within(200, lambda: find_secret({text: {"password" * 30_000: "***"}}))
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(
     "value",
     [
@@ -347,6 +349,7 @@ def test_many_values_are_examined_within_bounds(value: object) -> None:
     assert within(200, lambda: find_secret(value))
 
 
+@pytest.mark.timed
 def test_the_check_of_every_enqueue_is_cheap() -> None:
     text = encode({"to": "a@b.c", "n": 1})
 

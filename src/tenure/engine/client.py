@@ -146,13 +146,11 @@ class Client:
 def _require_new(jobs: Sequence[object]) -> None:
     if not hasattr(jobs, "__len__"):  # an iterator would be empty after this
         raise ConfigError("several jobs are given as a list: [task.job(…) for … in …]")
-    for job in jobs:
-        if not isinstance(job, NewJob):
-            hint = ": `.enqueue(…)` has stored that one already" if type(job) is Receipt else ""
-            raise ConfigError(
-                f"several jobs are made by `task.job(…)`, one of these is a "
-                f"{type(job).__name__}{hint}"
-            )
+    for kind in set(map(type, jobs)) - {NewJob}:
+        hint = ": `.enqueue(…)` has stored that one already" if kind is Receipt else ""
+        raise ConfigError(
+            f"several jobs are made by `task.job(…)`, one of these is a {kind.__name__}{hint}"
+        )
 
 
 def _accepted(
