@@ -17,7 +17,7 @@ from sqlalchemy.orm import sessionmaker as make_sessions
 from sqlalchemy.pool import NullPool
 
 import tenure
-from places import Place
+from places import Place, only
 
 from .callers import Django, sqlalchemy_url
 
@@ -414,6 +414,23 @@ def test_another_database_is_refused(
     assert job.status == "dead_letter"
     assert "ConfigError" in (job.error or "")
     assert "would not commit" in (job.error or "")
+
+
+@only("postgres", "on SQLite the block begins a transaction by itself")
+@pytest.mark.parametrize(
+    "library", [OfSession, OfConnection, OfAsyncSession, OfAsyncpg], indirect=True
+)
+def test_a_connection_in_autocommit_is_refused_before_anything_is_written(
+    app: tenure.App, make: Make, library: Library, ledger: Callable[[], list[str]]
+) -> None:
+    """What it writes would be stored at once, and again by each attempt."""
+    library.engine = library.engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    job = run(app, make(retry=tenure.Retry(2, backoff=tenure.Fixed(0))))
+
+    assert ledger() == []
+    assert "conn= is in autocommit" in (job.error or "")
+    assert job.status != "completed"
 
 
 @pytest.mark.parametrize("given", [object(), "text"])
