@@ -433,6 +433,35 @@ def test_a_connection_in_autocommit_is_refused_before_anything_is_written(
     assert job.status != "completed"
 
 
+@pytest.mark.parametrize("mode", ["conditional_savepoint", "rollback_only", "create_savepoint"])
+@pytest.mark.parametrize("library", [OfConnection], indirect=True)
+def test_a_session_inside_somebody_else_s_transaction_is_refused(
+    app: tenure.App, library: Library, ledger: Callable[[], list[str]], mode: Any
+) -> None:
+    """Its commit would commit nothing: that is for whoever has begun the connection's."""
+    raised: list[Exception] = []
+
+    @app.task(retry=ONCE)
+    def pay(ctx: tenure.Context) -> None:
+        with library.open() as conn, conn.begin() as outer:
+            session = Session(conn, join_transaction_mode=mode)
+            try:
+                with session, ctx.transaction(conn=session):
+                    session.add(Entry(entry="once"))
+            except tenure.ConfigError as error:
+                raised.append(error)
+                raise
+            finally:
+                if outer.is_active:
+                    outer.rollback()
+
+    job = run(app, pay)
+
+    assert job.status == "dead_letter"
+    assert "of the outermost transaction" in str(raised[0])
+    assert ledger() == []
+
+
 @pytest.mark.parametrize("given", [object(), "text"])
 def test_something_else_is_refused(app: tenure.App, given: Any) -> None:
     @app.task(retry=ONCE)
