@@ -462,6 +462,24 @@ def test_a_session_inside_somebody_else_s_transaction_is_refused(
     assert ledger() == []
 
 
+@pytest.mark.parametrize("library", [OfDjango], indirect=True)
+def test_django_without_autocommit_is_refused(
+    app: tenure.App, make: Make, ledger: Callable[[], list[str]]
+) -> None:
+    """Its atomic() would be a savepoint, and the job pass for finished before any commit."""
+    job = run(
+        app,
+        make(
+            before=lambda _ctx, conn: conn.set_autocommit(False),
+            after=lambda _ctx, conn: conn.rollback(),
+        ),
+    )
+
+    assert job.status == "dead_letter"
+    assert "autocommit is off" in (job.error or "")
+    assert ledger() == []
+
+
 @pytest.mark.parametrize("given", [object(), "text"])
 def test_something_else_is_refused(app: tenure.App, given: Any) -> None:
     @app.task(retry=ONCE)

@@ -173,6 +173,14 @@ class DjangoUnit:
     def begin(self) -> Any:
         from django.db import transaction
 
+        given = self._connection
+        if not (given.in_atomic_block or given.get_autocommit()):
+            # There atomic() is a savepoint, of a transaction that somebody else commits, or not.
+            raise errors.ConfigError(
+                f"{OUTERMOST}, but Django's autocommit is off for this connection, so atomic() "
+                'commits nothing: call set_autocommit(True), or take "AUTOCOMMIT": False out of '
+                "DATABASES"
+            )
         self._atomic = transaction.atomic(using=self._connection.alias, durable=True)
         try:
             self._atomic.__enter__()
