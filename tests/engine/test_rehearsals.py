@@ -130,6 +130,16 @@ def test_a_transaction_on_the_tests_own_connection() -> None:
         context().secret("KEY")
 
 
+def test_follow_ups_of_a_block_that_raises_are_none() -> None:
+    ctx = context()
+
+    with pytest.raises(ZeroDivisionError), ctx.transaction(conn=object()):
+        ctx.enqueue(mail, "a@b.c")
+        raise ZeroDivisionError
+
+    assert ctx.enqueued == []
+
+
 def test_what_cannot_be_stored_is_refused_here_too() -> None:
     with pytest.raises(tenure.PayloadError, match="step 'x'"):
         context().step("x", object)

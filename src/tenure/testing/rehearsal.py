@@ -129,7 +129,12 @@ class RehearsedRun:
                 "ctx.transaction() needs a database: give this test's connection, "
                 "context(conn=…), or run the job through its queue with drain(app)"
             )
-        yield conn
+        before = len(self.children)
+        try:
+            yield conn
+        except BaseException:
+            del self.children[before:]
+            raise
         self.settled = True
 
     def atransaction(
