@@ -63,10 +63,11 @@ def main() -> None:
     app.settings = _for_a_child(app.settings, sharing)
     try:
         code = 0 if serve(app, sock, board, int(concurrency) or None, hello) else 1
-    except BaseException:
+    except BaseException as error:
         code = 1
-        with suppress(Exception):
-            traceback.print_exc()
+        with suppress(Exception):  # the text of a handler's `sys.exit()` may quote an argument
+            traceback.print_tb(error.__traceback__)
+            print(f"{type(error).__name__} ended this process", file=sys.stderr)
     with suppress(Exception):  # a handler may have closed them
         sys.stdout.flush()
         sys.stderr.flush()

@@ -260,7 +260,8 @@ class Context:
         self._run.report({name: value for name, value in said.items() if value is not None})
 
     def enqueue(self, task: Any, /, *args: Any, **kwargs: Any) -> Receipt:
-        """A follow-up job, stored in the transaction of this job's completion, or not at all.
+        """A follow-up job, stored in the transaction of this job's completion, or not at all; what
+        a block of `transaction()` asks for goes with the block where that raises.
         `task` is a task or one with options: `ctx.enqueue(report.options(after=ids), day)`."""
         job: NewJob = task.job(*args, **kwargs)
         terms = self._terms.get(job.terms)  # one object for equal ones: stores group by identity

@@ -160,3 +160,26 @@ def test_a_signal_to_a_child_alone_changes_nothing(
 
     assert shop.app.result(receipt.id, timeout=10) == child
     assert worker.stop()["completed"] == 1
+
+
+@only("sqlite", "it is about processes")
+def test_what_ends_a_process_is_told_without_its_text(workshop: Callable[..., Workshop]) -> None:
+    """asyncio lets a `sys.exit()` in any task end the loop; its text may quote an argument."""
+    shop = workshop(
+        """
+        @app.task
+        async def rude(who: str) -> None:
+            async def inner() -> None:
+                sys.exit(f"cannot serve {who}")
+
+            await asyncio.gather(inner())
+        """
+    )
+    receipt = shop.jobs.rude.enqueue("gertrude")
+    worker = shop.worker(drain=True, ready=False)
+
+    assert worker.wait() == 0
+    assert shop.job(receipt.id).status == "dead_letter"
+    assert "SystemExit ended this process" in worker.log
+    assert "in inner" in worker.log
+    assert "gertrude" not in worker.log

@@ -817,6 +817,39 @@ def test_a_hook_that_raises_changes_nothing_and_says_no_value(
     assert "gertrude" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()], ids=repr
+)
+@pytest.mark.parametrize("hook", ["def", "async"])
+@pytest.mark.parametrize("handler", ["def", "async"])
+def test_a_hook_that_wants_to_end_the_program_changes_nothing(
+    app: tenure.App, hook: str, handler: str, error: BaseException
+) -> None:
+    """The job has run: it must not run again for what a hook raises, nor hold its place."""
+
+    def bad(event: tenure.Lifecycle) -> None:
+        raise error
+
+    async def abad(event: tenure.Lifecycle) -> None:
+        raise error
+
+    for kind in ("start", "complete", "failed"):
+        app.on(kind)(bad if hook == "def" else abad)
+
+    def body(ctx: tenure.Context) -> str:
+        if ctx.attempt < 2:
+            raise RuntimeError("not yet")
+        return "done"
+
+    async def abody(ctx: tenure.Context) -> str:
+        return body(ctx)
+
+    work = app.task(name="work", retry=NOW, timeout=5)(body if handler == "def" else abody)
+    job = run(app, work)
+
+    assert (job.status, job.result, job.attempts, job.crashes) == ("completed", "done", 2, 0)
+
+
 def test_an_unknown_hook_is_refused(app: tenure.App) -> None:
     with pytest.raises(tenure.ConfigError, match="hooks are start, complete"):
         app.on("finished")

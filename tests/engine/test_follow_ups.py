@@ -90,19 +90,39 @@ def test_a_thread_that_outlives_its_handler_enqueues_nothing(
 def test_a_transaction_that_failed_leaves_the_run_open(
     app: tenure.App, follow: tenure.Task[..., None]
 ) -> None:
-    """Its follow-ups were not stored: they are when the handler goes on and returns."""
+    """What was enqueued in the block goes with it, as its SQL does; the rest is stored when the
+    handler goes on and returns."""
 
     @app.task(retry=ONCE)
     def work(ctx: tenure.Context) -> None:
+        ctx.enqueue(follow, 1)
         try:
             with ctx.transaction():
-                ctx.enqueue(follow, 1)
+                ctx.enqueue(follow, 2)
                 raise ValueError("undo")
         except ValueError:
-            ctx.enqueue(follow, 2)
+            ctx.enqueue(follow, 3)
 
     assert run(app, work).status == "completed"
-    assert stored(app) == [1, 2]
+    assert stored(app) == [1, 3]
+
+
+def test_a_block_that_is_tried_again_stores_its_follow_ups_once(
+    app: tenure.App, follow: tenure.Task[..., None]
+) -> None:
+    @app.task(retry=ONCE)
+    def work(ctx: tenure.Context) -> None:
+        for number in range(3):
+            try:
+                with ctx.transaction():
+                    ctx.enqueue(follow, number)
+                    if number < 2:
+                        raise ValueError("somebody was in the way")
+            except ValueError:
+                continue
+
+    assert run(app, work).status == "completed"
+    assert stored(app) == [2]
 
 
 def test_whatever_threads_were_told_yes_is_stored(

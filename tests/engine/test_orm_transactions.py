@@ -17,7 +17,7 @@ from sqlalchemy.orm import sessionmaker as make_sessions
 from sqlalchemy.pool import NullPool
 
 import tenure
-from places import Place
+from places import Place, only
 
 from .callers import Django, sqlalchemy_url
 
@@ -414,6 +414,70 @@ def test_another_database_is_refused(
     assert job.status == "dead_letter"
     assert "ConfigError" in (job.error or "")
     assert "would not commit" in (job.error or "")
+
+
+@only("postgres", "on SQLite the block begins a transaction by itself")
+@pytest.mark.parametrize(
+    "library", [OfSession, OfConnection, OfAsyncSession, OfAsyncpg], indirect=True
+)
+def test_a_connection_in_autocommit_is_refused_before_anything_is_written(
+    app: tenure.App, make: Make, library: Library, ledger: Callable[[], list[str]]
+) -> None:
+    """What it writes would be stored at once, and again by each attempt."""
+    library.engine = library.engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    job = run(app, make(retry=tenure.Retry(2, backoff=tenure.Fixed(0))))
+
+    assert ledger() == []
+    assert "conn= is in autocommit" in (job.error or "")
+    assert job.status != "completed"
+
+
+@pytest.mark.parametrize("mode", ["conditional_savepoint", "rollback_only", "create_savepoint"])
+@pytest.mark.parametrize("library", [OfConnection], indirect=True)
+def test_a_session_inside_somebody_else_s_transaction_is_refused(
+    app: tenure.App, library: Library, ledger: Callable[[], list[str]], mode: Any
+) -> None:
+    """Its commit would commit nothing: that is for whoever has begun the connection's."""
+    raised: list[Exception] = []
+
+    @app.task(retry=ONCE)
+    def pay(ctx: tenure.Context) -> None:
+        with library.open() as conn, conn.begin() as outer:
+            session = Session(conn, join_transaction_mode=mode)
+            try:
+                with session, ctx.transaction(conn=session):
+                    session.add(Entry(entry="once"))
+            except tenure.ConfigError as error:
+                raised.append(error)
+                raise
+            finally:
+                if outer.is_active:
+                    outer.rollback()
+
+    job = run(app, pay)
+
+    assert job.status == "dead_letter"
+    assert "of the outermost transaction" in str(raised[0])
+    assert ledger() == []
+
+
+@pytest.mark.parametrize("library", [OfDjango], indirect=True)
+def test_django_without_autocommit_is_refused(
+    app: tenure.App, make: Make, ledger: Callable[[], list[str]]
+) -> None:
+    """Its atomic() would be a savepoint, and the job pass for finished before any commit."""
+    job = run(
+        app,
+        make(
+            before=lambda _ctx, conn: conn.set_autocommit(False),
+            after=lambda _ctx, conn: conn.rollback(),
+        ),
+    )
+
+    assert job.status == "dead_letter"
+    assert "autocommit is off" in (job.error or "")
+    assert ledger() == []
 
 
 @pytest.mark.parametrize("given", [object(), "text"])

@@ -168,11 +168,23 @@ def test_what_a_session_of_the_tasks_own_writes_is_there_afterwards(
     assert_enqueued(ctx, mail, times=1)
     with pytest.raises(tenure.ConfigError, match="once in a run"):
         call(ctx, 6)
+    failed = context()
     with pytest.raises(IntegrityError):
-        call(context(), 5)
+        call(failed, 5)
+    assert failed.enqueued == []
     with engine.connect() as db:
         assert db.exec_driver_sql("SELECT cents FROM payments").scalars().all() == [5]
     engine.dispose()
+
+
+def test_follow_ups_of_a_block_that_raises_are_none() -> None:
+    ctx = context()
+
+    with pytest.raises(ZeroDivisionError), ctx.transaction(conn=object()):
+        ctx.enqueue(mail, "a@b.c")
+        raise ZeroDivisionError
+
+    assert ctx.enqueued == []
 
 
 def test_what_cannot_be_stored_is_refused_here_too() -> None:

@@ -299,6 +299,18 @@ def test_a_long_chain_and_a_large_group_are_bounded() -> None:
     assert len(text.encode()) <= MOST_BYTES
 
 
+def test_many_notes_are_counted() -> None:
+    """Each that is shown is scrubbed: a hundred thousand would take longer than the job may."""
+    error = raised(lambda: json.loads("{"))
+    for number in range(100_000):
+        error.add_note(f"note {number}")
+
+    text = str(tracebacks().text(error))
+
+    assert "note 0\n" in text and text.endswith("... and 99980 more notes")
+    assert "note 20\n" not in text
+
+
 # -- cutting ------------------------------------------------------------------------------------
 
 

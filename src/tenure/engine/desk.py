@@ -132,16 +132,18 @@ class Desk:
         return bool(self._app.hooks.get(kind))
 
     def tell(self, event: Lifecycle) -> None:
-        """A hook that raises is logged and changes nothing. What the run has failed of is being
-        handled meanwhile: `sys.exc_info()` has it."""
+        """A hook that raises, `sys.exit()` included, is logged and changes nothing. What the run
+        has failed of is being handled meanwhile: `sys.exc_info()` has it."""
+        here = os.getpid()
         for hook in self._app.hooks.get(event.kind, ()):
             try:
                 said = _handling(event.exception, hook, event)
-            except Exception as error:
+                if inspect.iscoroutine(said):
+                    _finish_hook(hook, event, said)
+            except BaseException as error:
+                if os.getpid() != here:
+                    raise  # in a process that the hook has forked: it ends
                 _complain(hook, event.kind, error)
-                continue
-            if inspect.iscoroutine(said):
-                _finish_hook(hook, event, said)
 
 
 def _of_the_end(error: Exception, conn: Any) -> bool:
@@ -173,7 +175,9 @@ def _finish_hook(hook: Hook, event: Lifecycle, said: Coroutine[Any, Any, Any]) -
     async def guarded() -> None:
         try:
             await _handled(event.exception, said)
-        except Exception as error:
+        except asyncio.CancelledError:
+            raise  # the loop ends
+        except BaseException as error:
             _complain(hook, event.kind, error)
 
     try:
@@ -196,7 +200,7 @@ async def _handled(raised: BaseException | None, said: Coroutine[Any, Any, Any])
         await said
 
 
-def _complain(hook: Hook, kind: str, error: Exception) -> None:
+def _complain(hook: Hook, kind: str, error: BaseException) -> None:
     """Types only: the text may hold payload values, and a partial shows what it was given."""
     name = getattr(hook, "__name__", type(hook).__name__)
     log.error("hook %s for %r raised %s; the job goes on", name, kind, type(error).__name__)

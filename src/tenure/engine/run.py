@@ -136,12 +136,16 @@ class JobRun(msgspec.Struct, eq=False):
         at a time: a second block inside the first could only wait for it, or end the job twice."""
         if self.settling:
             raise ConfigError("ctx.transaction() is the end of a job: use it once in a run")
-        self.settling = True
+        self.settling, before = True, len(self.children)
         try:
             yield
         except BaseException as error:
             self.lost = self.lost or isinstance(error, LeaseLost)
-            self.grown = False  # nothing was stored: the handler may go on
+            with self.desk.family:
+                # Nothing of the block was stored, nor will be: the handler may go on, and a block
+                # that it tries again enqueues its follow-ups again.
+                del self.children[before:]
+                self.grown = False
             raise
         finally:
             self.settling = False

@@ -23,6 +23,7 @@ from tenure.observe.log import visible
 
 MOST_BYTES = 8192
 MOST_ERRORS = 12  # of a chain, or in a group
+MOST_NOTES = 20  # of one error; each is scrubbed, which takes a tenth of a millisecond and more
 MOST_FRAMES = 100  # of one error: the first third, the last two
 MOST_NAME = 300
 SAME_SHOWN = 3  # of a frame that repeats (recursion), as Python does
@@ -165,7 +166,11 @@ class Tracebacks:
             notes = getattr(error, "__notes__", None)
         except Exception:  # a property of its own that raises
             return []
-        return [self._scrubbed(note) for note in notes] if isinstance(notes, list) else []
+        if not isinstance(notes, list):
+            return []
+        more = len(notes) - MOST_NOTES
+        told = [self._scrubbed(note) for note in notes[:MOST_NOTES]]
+        return [*told, f"... and {more} more notes"] if more > 0 else told
 
     def _frames(self, error: BaseException) -> list[_Line]:
         walked = _walk(error)

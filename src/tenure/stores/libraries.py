@@ -20,6 +20,7 @@ ENDED_INSIDE = (
     "a transaction cannot be ended inside its block, by a commit, a rollback, a close or "
     "`with conn:`; leave that to the end of the block"
 )
+OUTERMOST = "ctx.transaction(conn=…) is the end of a job, and of the outermost transaction"
 SQLALCHEMY = MappingProxyType(
     {
         "sqlalchemy.engine.base.Connection": "connection",
@@ -113,12 +114,9 @@ class SqlalchemyUnit:
         from sqlalchemy import event
 
         target = self._target
-        if target.in_nested_transaction():
-            raise errors.ConfigError(
-                "ctx.transaction(conn=…) is the end of a job, and of the outermost transaction: "
-                "end your begin_nested() first"
-            )
         self._connection = target.connection() if self._session else target
+        if target.in_nested_transaction() or self._connection.in_nested_transaction():
+            raise errors.ConfigError(f"{OUTERMOST}: end your begin_nested() first")
         if not self._connection.in_transaction():
             self._connection.begin()
         self.kind = self._connection.dialect.name
@@ -137,12 +135,21 @@ class SqlalchemyUnit:
             raise errors.StoreError(ENDED_INSIDE)
 
     def commit(self) -> None:
+        """A Session that was given a Connection in a transaction leaves that to whoever began it:
+        nothing would be stored yet of a job that passes for finished."""
         self._let_go()
         self._target.commit()
+        if self._connection.in_transaction():
+            raise errors.ConfigError(
+                f"{OUTERMOST}: this Session is bound to a Connection whose transaction was begun "
+                "outside of it. Bind it to the engine, or give conn= that Connection."
+            )
 
     def rollback(self, error: BaseException) -> None:
         self._let_go()
         self._target.rollback()
+        if self._connection.in_transaction():
+            self._connection.rollback()
 
     def _let_go(self) -> None:
         from sqlalchemy import event
@@ -166,13 +173,20 @@ class DjangoUnit:
     def begin(self) -> Any:
         from django.db import transaction
 
+        given = self._connection
+        if not (given.in_atomic_block or given.get_autocommit()):
+            # There atomic() is a savepoint, of a transaction that somebody else commits, or not.
+            raise errors.ConfigError(
+                f"{OUTERMOST}, but Django's autocommit is off for this connection, so atomic() "
+                'commits nothing: call set_autocommit(True), or take "AUTOCOMMIT": False out of '
+                "DATABASES"
+            )
         self._atomic = transaction.atomic(using=self._connection.alias, durable=True)
         try:
             self._atomic.__enter__()
         except RuntimeError as error:
             raise errors.ConfigError(
-                "ctx.transaction(conn=…) is the end of a job, and of the outermost transaction: "
-                "use it outside of your atomic() blocks"
+                f"{OUTERMOST}: use it outside of your atomic() blocks"
             ) from error
         return self._connection.connection
 

@@ -127,21 +127,32 @@ class RehearsedRun:
         return self._transaction(self._conn if conn is None else conn)
 
     @contextmanager
+    def _settling(self) -> Iterator[None]:
+        """The job is over, or nothing of the block counts."""
+        before = len(self.children)
+        try:
+            yield
+        except BaseException:
+            del self.children[before:]
+            raise
+        self.settled = True
+
+    @contextmanager
     def _unit(self, conn: Any) -> Iterator[Any]:
         """The handler's own session, which a test could not commit: it is as a rule closed when
         the handler returns, and what it wrote would be gone without a word."""
         from tenure.stores import libraries
 
-        unit = libraries.unit_of(conn)
-        unit.begin()
-        try:
-            yield conn
-            unit.complete()
-        except BaseException as error:
-            unit.rollback(error)
-            raise
-        unit.commit()
-        self.settled = True
+        with self._settling():
+            unit = libraries.unit_of(conn)
+            unit.begin()
+            try:
+                yield conn
+                unit.complete()
+            except BaseException as error:
+                unit.rollback(error)
+                raise
+            unit.commit()
 
     @contextmanager
     def _transaction(self, conn: Any) -> Iterator[Any]:
@@ -150,8 +161,8 @@ class RehearsedRun:
                 "ctx.transaction() needs a database: give this test's connection, "
                 "context(conn=…), or run the job through its queue with drain(app)"
             )
-        yield conn
-        self.settled = True
+        with self._settling():
+            yield conn
 
     def atransaction(
         self, result: Callable[[], Any], conn: Any
@@ -166,16 +177,16 @@ class RehearsedRun:
     async def _async_unit(self, conn: Any) -> AsyncIterator[Any]:
         from tenure.stores import libraries
 
-        unit = libraries.AsyncUnit(conn)
-        await unit.begin()
-        try:
-            yield conn
-            await unit.complete()
-        except BaseException as error:
-            await unit.rollback(error)
-            raise
-        await unit.commit()
-        self.settled = True
+        with self._settling():
+            unit = libraries.AsyncUnit(conn)
+            await unit.begin()
+            try:
+                yield conn
+                await unit.complete()
+            except BaseException as error:
+                await unit.rollback(error)
+                raise
+            await unit.commit()
 
     @asynccontextmanager
     async def _atransaction(self, conn: Any) -> AsyncIterator[Any]:

@@ -48,6 +48,22 @@ class Joined:
             )
         self.driver = driver
 
+    def require_begun(self) -> None:
+        """After the first statements: on a connection in autocommit they have begun nothing, and
+        what the handler writes would stay, once for each attempt, whatever becomes of the job."""
+        if not self._in_transaction():
+            raise errors.ConfigError(
+                "ctx.transaction(conn=…): conn= is in autocommit, so your data and the end of the "
+                "job cannot commit together. Give it an isolation level with transactions, not "
+                'isolation_level="AUTOCOMMIT".'
+            )
+
+    def _in_transaction(self) -> bool:
+        pgconn = getattr(self.driver, "pgconn", None)
+        if pgconn is None:
+            return bool(self.driver.is_in_transaction())
+        return bool(pgconn.transaction_status != TransactionStatus.IDLE)
+
     def bounds(self) -> str:
         info = getattr(self.driver, "info", None)
         version = info.server_version if info else self.driver.get_server_version().major * 10000
@@ -66,17 +82,15 @@ class Joined:
         """Before the last statement: nothing may look like a success that is none."""
         if time.monotonic() >= self._deadline:
             raise errors.StoreBusy(TOO_LONG.format(self._limit))
-        pgconn = getattr(self.driver, "pgconn", None)
-        if pgconn is not None and pgconn.transaction_status == TransactionStatus.IDLE:
+        if not self._in_transaction():
             raise errors.StoreError(libraries.ENDED_INSIDE)
+        pgconn = getattr(self.driver, "pgconn", None)
         if pgconn is not None and pgconn.transaction_status == TransactionStatus.INERROR:
             raise errors.StoreError(
                 "a statement in the transaction's block failed and its error was caught, so "
                 "PostgreSQL refuses the rest and nothing was committed: let the error out, or put "
                 "the statement into a savepoint (begin_nested(), atomic())"
             )
-        if pgconn is None and not self.driver.is_in_transaction():
-            raise errors.StoreError(libraries.ENDED_INSIDE)
 
     def told(self, error: BaseException, *, committing: bool) -> BaseException:
         """As of a lent transaction: the handler's own errors stay as they are."""
@@ -108,6 +122,7 @@ def joined(database: Database, conn: Any, limit: float, home: str | None) -> Ite
         with callers.explained():
             transaction.require_home(unit.ask(database.sql("home")), home)
             unit.ask(transaction.bounds())
+        transaction.require_begun()
         yield unit, transaction
         committing = True
         unit.commit()
@@ -130,6 +145,7 @@ async def ajoined(
         with callers.explained():
             transaction.require_home(await unit.ask(database.sql("home")), home)
             await unit.ask(transaction.bounds())
+        transaction.require_begun()
         yield unit, transaction
         committing = True
         await unit.commit()
