@@ -44,8 +44,8 @@ class Client:
     def enqueue(
         self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: policy.OnConflict = "return"
     ) -> list[Receipt]:
-        policy.choice(on_conflict, "on_conflict", ("return", "error"))
-        _require_new(jobs)
+        if on_conflict != "return":
+            policy.choice(on_conflict, "on_conflict", ("return", "error"))
         if conn is None:
             if on_conflict == "error" and len(jobs) > 1:
                 raise ConfigError(
@@ -53,16 +53,22 @@ class Client:
                     "stored all the same. With conn= your transaction takes them back; else look "
                     "at `duplicate` of each receipt"
                 )
-            return _accepted(jobs, self.store.enqueue(jobs), on_conflict)
-        receipts = self.store.enqueue_on(conn, jobs) if jobs else []
-        if not isinstance(receipts, list):
-            _give_up(receipts)
+            try:
+                receipts = self.store.enqueue(jobs)
+            except (AttributeError, TypeError):
+                _require_new(jobs)
+                raise
+            return _accepted(jobs, receipts, on_conflict)
+        _require_new(jobs)
+        told = self.store.enqueue_on(conn, jobs) if jobs else []
+        if not isinstance(told, list):
+            _give_up(told)
             raise ConfigError(
                 f"conn= is a {type(conn).__module__}.{type(conn).__name__}, which has to be "
                 "awaited: call `await task.options(conn=conn).aenqueue(…)`, for several jobs "
                 "`await app.aenqueue_jobs([task.job(…), …], conn=conn)`"
             )
-        return _accepted(jobs, receipts, on_conflict)
+        return _accepted(jobs, told, on_conflict)
 
     async def aenqueue(
         self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: policy.OnConflict = "return"

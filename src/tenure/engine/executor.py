@@ -71,7 +71,7 @@ class Executor:
         self._said: list[tuple[str, int, str]] = []  # last words on progress of what has ended
         self._chronicle = Chronicle(lambda: desk.worker.id)
         self._threads = Threads(self._run_in_thread)
-        self._from_threads: deque[tuple[JobRun, outcome.Outcome]] = deque()
+        self._over: deque[tuple[JobRun, outcome.Outcome]] = deque()  # runs, not yet collected
         self._collecting = False
         self._loop: asyncio.AbstractEventLoop
         self._flushing = False
@@ -83,7 +83,7 @@ class Executor:
         self._resuming = False  # when it turns again, the loop starts what is left
         self.lock = threading.RLock()
         self.turned = time.monotonic()  # when the loop last did
-        self.working = threading.Event()  # jobs run: it turns every TICK, else every IDLE_BEAT
+        self.working = False  # jobs run: it turns every TICK, else every IDLE_BEAT
         self.copied = False  # this is a process that a handler has forked
         self.idle = asyncio.Event()  # set when stopping and nothing runs any more
 
@@ -230,9 +230,10 @@ class Executor:
             end_copy(None)
         if not run.done:
             self._announce_end(run, ended)
-        with self.lock:
-            self._end(run, ended)
-            self._start_next()
+        self._over.append((run, ended))
+        if not self._collecting:
+            self._collecting = True
+            self._loop.call_soon(self._collect)
 
     def _run_in_thread(self, run: JobRun) -> None:
         try:
@@ -248,7 +249,7 @@ class Executor:
             end_copy(None)
         if not run.done:
             self._announce_end(run, ended)
-        self._from_threads.append((run, ended))
+        self._over.append((run, ended))
         # A flag, not the queue's length: two threads may both see two entries.
         if not self._collecting:
             self._collecting = True
@@ -257,8 +258,8 @@ class Executor:
     @_locked
     def _collect(self) -> None:
         self._collecting = False  # before the queue is emptied: later entries ask again
-        while self._from_threads:
-            self._end(*self._from_threads.popleft())
+        while self._over:
+            self._end(*self._over.popleft())
         self._start_next()
 
     # -- hooks --------------------------------------------------------------------------------
@@ -375,7 +376,7 @@ class Executor:
         if self._running and not self._ticking:
             self._ticking = True
             self.turned = time.monotonic()
-            self.working.set()
+            self.working = True
             self._loop.call_later(TICK, self._tick)
 
     @_locked
@@ -387,7 +388,7 @@ class Executor:
         if self._ticking:
             self._loop.call_later(TICK, self._tick)
         else:
-            self.working.clear()
+            self.working = False
 
     def _look_after_runs(self, now: float) -> None:
         progress = []

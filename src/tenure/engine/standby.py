@@ -2,8 +2,8 @@
 
 `time.sleep(2)` in an `async def` handler stops every task of its child. This thread notices that
 the loop does not turn, takes orders, starts and finishes `def` jobs in its place, and after half a
-second says who it is and at which line. It costs jobs nothing: it looks ten times a second while
-any run, once a second else.
+second says who it is and at which line. It costs jobs nothing: it looks ten times a second, and
+no job wakes it on its way.
 """
 
 from __future__ import annotations
@@ -45,14 +45,12 @@ class Standby:
 
     def close(self) -> None:
         self._over = True
-        self._executor.working.set()
 
     def run(self) -> None:
         standing = False
         while not self._over:
-            at_work = self._executor.working.wait(0 if standing else IDLE_BEAT)
             try:
-                standing = self._look(time.monotonic(), at_work)
+                standing = self._look(time.monotonic(), self._executor.working)
             except Exception:  # it must not end: nobody else would do this
                 log.exception("internal error in standby")
                 standing = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -26,8 +26,11 @@ FUNCTIONS = (
 
 
 class Numbered(NamedTuple):
+    """A statement whose parameters have numbers: first those that many calls share."""
+
     text: str
-    values: Callable[[Mapping[str, Any]], tuple[Any, ...]]  # those of its parameters, in order
+    shared: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+    own: Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
 class Migration(NamedTuple):
@@ -45,12 +48,24 @@ def statements(dialect: str, file: str = "queries.sql") -> dict[str, str]:
     }
 
 
-def numbered(text: str, absent: Collection[str] = ()) -> Numbered:
+def numbered(text: str, own: Sequence[str], absent: Collection[str] = ()) -> Numbered:
     """A statement of `:names` as one of `?1`s, with NULL for those that are absent: binding by
-    name, and binding None, takes the driver longer than storing a row."""
+    name, and binding None, takes the driver longer than storing a row. A call's own values are
+    given in the order of `own`."""
     names = [name for name in dict.fromkeys(_NAME.findall(text)) if name not in absent]
+    names.sort(key=lambda name: name in own)
     places = {name: f"?{place}" for place, name in enumerate(names, 1)}
-    return Numbered(_NAME.sub(lambda m: places.get(m[1], "NULL"), text), itemgetter(*names))
+    return Numbered(
+        _NAME.sub(lambda m: places.get(m[1], "NULL"), text),
+        _getter([name for name in names if name not in own]),
+        _getter([own.index(name) for name in names if name in own]),
+    )
+
+
+def _getter(keys: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(keys) > 1:
+        return itemgetter(*keys)
+    return lambda values: tuple([values[key] for key in keys])
 
 
 def schema(dialect: str) -> str:

@@ -3,7 +3,7 @@ file's change counter says when that became visible.
 
 The log is written, then synced, and only then can others see the commit: a look at the moment of
 the write comes too early and there is no second event. So after a write the counter is asked, at
-first every half millisecond, then less and less often for a second.
+first every fifth of a millisecond, then less and less often for a second.
 
 The database may be replaced, and its log with it: then both are watched anew.
 
@@ -29,7 +29,7 @@ IN_CLOEXEC = 0o2000000
 EVENT = struct.Struct("iIII")
 POLL_SECONDS = 0.05
 SETTLE_SECONDS = 1.0  # how long after a write to the log its commit is waited for
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.0005, 0.01
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.0002, 0.01
 BUSY_PAUSE = 0.003  # hints on the heels of others: whoever they wake is awake
 
 

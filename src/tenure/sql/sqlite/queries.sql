@@ -92,6 +92,28 @@ SELECT :now, 'job.enqueued', value ->> 0, :type, 0, 0, :org, :project, :actor_ty
  WHERE value ->> 4 IS NULL
     OR value ->> 0 = (SELECT job_id FROM tenure_keys WHERE org = :org AND key = value ->> 4);
 
+-- The same for jobs that are due now and have no key, which most are: a row is one text, id (26
+-- characters) and payload. Opening a JSON array for each value would take longer than storing it.
+-- name: enqueue_plain_jobs
+INSERT INTO tenure_jobs (id, type, status, queue, priority, org, ready_at, waits, max_attempts,
+  timeout_ms, category, project, actor_type, actor_id, request_id, correlation_id, traceparent,
+  parent, after_failed, scheduled_at, created_at, updated_at, payload)
+SELECT substr(value, 1, 26), :type, 'queued', :queue, :priority, :org, :now, 0, :max_attempts,
+       :timeout_ms, :category, :project, :actor_type, :actor_id, :request_id, :correlation_id,
+       :traceparent, :parent, :after_failed, :now, :now, :now, substr(value, 27)
+  FROM json_each(:rows);
+
+-- name: enqueue_plain_due
+INSERT INTO tenure_due (queue, priority, org, ready_at, id)
+SELECT :queue, :priority, :org, :now, substr(value, 1, 26) FROM json_each(:rows);
+
+-- name: enqueue_plain_events
+INSERT INTO tenure_events (at, kind, job_id, type, attempt, lease_no, org, project, actor_type,
+  actor_id, request_id, correlation_id, data)
+SELECT :now, 'job.enqueued', substr(value, 1, 26), :type, 0, 0, :org, :project, :actor_type,
+       :actor_id, :request_id, :correlation_id, :remark
+  FROM json_each(:rows);
+
 -- Edges of jobs just inserted; one whose need has completed already is met from the start.
 -- Rows are [job, needs].
 -- name: enqueue_edges
@@ -156,9 +178,10 @@ SELECT 1 FROM tenure_workers WHERE no = :worker AND id = :worker_id AND dead_at 
 -- name: paused_queues
 SELECT name FROM tenure_queues WHERE paused_at IS NOT NULL;
 
--- Whether jobs whose time has come, or suspects, wait in a queue.
+-- Whether a queue is paused, and whether jobs whose time has come, or suspects, wait in it.
 -- name: claim_others
-SELECT EXISTS (SELECT 1 FROM tenure_later WHERE queue = :queue AND ready_at <= :now),
+SELECT EXISTS (SELECT 1 FROM tenure_queues WHERE name = :queue AND paused_at IS NOT NULL),
+       EXISTS (SELECT 1 FROM tenure_later WHERE queue = :queue AND ready_at <= :now),
        EXISTS (SELECT 1 FROM tenure_suspects WHERE queue = :queue AND ready_at <= :now);
 
 -- Jobs whose time has come, into their lanes: a bounded number, the first ones first. No job is

@@ -138,13 +138,12 @@ class Claiming(SqliteBase):
         tiers: list[Tier] = []
         cut = suspects = False
         later = []
-        paused = {row[0] for row in db.execute(self._sql["paused_queues"])}
         for queue, limit in limits.items():
-            if queue in paused:
+            asked = {"queue": queue, "now": now}
+            paused, waiting, suspicious = db.execute(self._sql["claim_others"], asked).fetchone()
+            if paused:
                 continue
             self._looked[queue] = now
-            asked = {"queue": queue, "now": now}
-            waiting, suspicious = db.execute(self._sql["claim_others"], asked).fetchone()
             suspects = suspects or bool(suspicious)
             if waiting:
                 later.append(queue)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tenure import errors, sql
@@ -17,15 +17,20 @@ if TYPE_CHECKING:
 
 END_OF_TIME = 2**63 - 1
 
+# The statements that store one job: text, values of its terms, what to take of its own.
+Plan = list[tuple[str, tuple[Any, ...], Callable[[Sequence[Any]], tuple[Any, ...]]]]
+# Terms, the parameters that jobs of these terms share, and how one of them is stored: by whether
+# it is due later and whether a time was asked for.
+Bound = tuple[Terms | None, dict[str, Any], dict[tuple[bool, bool], Plan]]
+OWN = ("now", "id", "payload", "due", "asked")  # of one job
+
 
 class Enqueueing(SqliteBase):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._queues = self.file.queues
-        self._bound: tuple[Terms | None, dict[str, Any]] = (None, {})
-        self._numbered: dict[
-            tuple[str, ...], list[sql.Numbered]
-        ] = {}  # by place and what is absent
+        self._bound: Bound = (None, {}, {})
+        self._numbered: dict[tuple[str, ...], list[sql.Numbered]] = {}  # by what is absent
 
     def enqueue(
         self, jobs: Sequence[NewJob], *, retry: bool = False, now_ms: int | None = None
@@ -66,23 +71,13 @@ class Enqueueing(SqliteBase):
         if stored and not retry:
             raise _stored_already(min(stored))
         for terms, group in _by_terms(job for job in firsts if job.id not in stored):
-            parameters = self._bind(terms) | {"now": now}
+            parameters = self._bind(terms)[1] | {"now": now}
             if terms.queue not in known_queues:
                 db.execute(self._sql["add_queue"], parameters)
-            parameters["rows"] = _rows_text(group)
-            keyed = any(job.key is not None for job in group)
-            if keyed:
-                over = now if terms.key_ttl_ms else END_OF_TIME
-                db.execute(self._sql["enqueue_keys"], parameters | {"over": over})
-            db.execute(self._sql["enqueue_jobs"], parameters)
-            db.execute(self._sql["enqueue_due"], parameters)
-            if any(job.at_ms is not None or job.delay_ms for job in group):
-                db.execute(self._sql["enqueue_later"], parameters)
-            if terms.remark is not None or self._trail(db) == "all":
-                db.execute(self._sql["enqueue_events"], parameters)
-            if keyed:
-                for sent, owner, status in db.execute(self._sql["enqueue_owners"], parameters):
-                    owners[sent] = (owner, status)
+            if _are_plain(group):
+                self._enqueue_plain(db, terms, group, parameters)
+            else:
+                owners |= self._enqueue_group(db, terms, group, parameters)
         waiting = [job for job in firsts if job.after and job.id not in stored]
         if waiting:
             # By its key: history may have forgotten it.
@@ -99,6 +94,43 @@ class Enqueueing(SqliteBase):
             receipts.append(Receipt(owner, owner != job.id, status))
         return receipts
 
+    def _enqueue_plain(
+        self,
+        db: sqlite3.Connection | sqlite3.Cursor,
+        terms: Terms,
+        jobs: Sequence[NewJob],
+        parameters: dict[str, Any],
+    ) -> None:
+        parameters["rows"] = to_json([job.id + job.payload for job in jobs])
+        db.execute(self._sql["enqueue_plain_jobs"], parameters)
+        db.execute(self._sql["enqueue_plain_due"], parameters)
+        if terms.remark is not None or self._trail(db) == "all":
+            db.execute(self._sql["enqueue_plain_events"], parameters)
+
+    def _enqueue_group(
+        self,
+        db: sqlite3.Connection | sqlite3.Cursor,
+        terms: Terms,
+        jobs: Sequence[NewJob],
+        parameters: dict[str, Any],
+    ) -> dict[str, tuple[str, str]]:
+        """With keys, delays and times. Of those with a key: id -> whose the key is, its status."""
+        parameters["rows"] = _rows_text(jobs)
+        keyed = any(job.key is not None for job in jobs)
+        if keyed:
+            over = parameters["now"] if terms.key_ttl_ms else END_OF_TIME
+            db.execute(self._sql["enqueue_keys"], parameters | {"over": over})
+        db.execute(self._sql["enqueue_jobs"], parameters)
+        db.execute(self._sql["enqueue_due"], parameters)
+        if any(job.at_ms is not None or job.delay_ms for job in jobs):
+            db.execute(self._sql["enqueue_later"], parameters)
+        if terms.remark is not None or self._trail(db) == "all":
+            db.execute(self._sql["enqueue_events"], parameters)
+        if not keyed:
+            return {}
+        owners = db.execute(self._sql["enqueue_owners"], parameters)
+        return {sent: (owner, status) for sent, owner, status in owners}
+
     def _enqueue_one(
         self, db: sqlite3.Connection | sqlite3.Cursor, job: NewJob, now: int, known_queues: set[str]
     ) -> Receipt:
@@ -106,36 +138,45 @@ class Enqueueing(SqliteBase):
         id, terms, payload, delay_ms, at_ms, *_rest = job
         due = now + delay_ms if at_ms is None else at_ms
         asked = due if at_ms is not None or delay_ms else None
-        own = {"now": now, "id": id, "payload": payload, "due": due, "asked": asked}
-        parameters = {**self._bind(terms), **own}
+        own = (now, id, payload, due, asked)
+        _terms, shared, plans = self._bind(terms)
         if terms.queue not in known_queues:
-            db.execute(self._sql["add_queue"], parameters)
-        stored, ready, noted = self._for_one(
-            parameters, "enqueue_job_later" if due > now else "enqueue_job_due"
-        )
-        if db.execute(stored.text, stored.values(parameters)).rowcount == 0:
+            db.execute(self._sql["add_queue"], {**shared, "now": now})
+        kind = due > now, asked is None
+        plan = plans.get(kind) or self._plan(plans, kind, shared)
+        (text, known, take), place, note = plan
+        if db.execute(text, known + take(own)).rowcount == 0:
             raise _stored_already(id)
-        db.execute(ready.text, ready.values(parameters))
+        text, known, take = place
+        db.execute(text, known + take(own))
         if terms.remark is not None or self._trail(db) == "all":
-            db.execute(noted.text, noted.values(parameters))
+            text, known, take = note
+            db.execute(text, known + take(own))
         return Receipt(id, False, "queued")
 
-    def _for_one(self, parameters: dict[str, Any], place: str) -> list[sql.Numbered]:
-        absent = tuple([name for name, value in parameters.items() if value is None])
-        found = self._numbered.get((place, *absent))
-        if found is None:
+    def _plan(
+        self,
+        plans: dict[tuple[bool, bool], Plan],
+        kind: tuple[bool, bool],
+        shared: dict[str, Any],
+    ) -> Plan:
+        place = "enqueue_job_later" if kind[0] else "enqueue_job_due"
+        absent = tuple([name for name, value in shared.items() if value is None])
+        absent += ("asked",) if kind[1] else ()
+        statements = self._numbered.get((place, *absent))
+        if statements is None:
             names = ("enqueue_job", place, "enqueue_job_event")
-            found = [sql.numbered(self._sql[name], absent) for name in names]
-            self._numbered[place, *absent] = found
-        return found
+            statements = [sql.numbered(self._sql[name], OWN, absent) for name in names]
+            self._numbered[place, *absent] = statements
+        plans[kind] = [(each.text, each.shared(shared), each.own) for each in statements]
+        return plans[kind]
 
-    def _bind(self, terms: Terms) -> dict[str, Any]:
-        """The parameters that jobs of the same terms share. Those of the last terms are kept:
-        a program that enqueues one by one mostly repeats itself."""
-        last, bound = self._bound
-        if last is not terms:
-            bound = shared_parameters(terms)
-            self._bound = (terms, bound)
+    def _bind(self, terms: Terms) -> Bound:
+        """Those of the last terms are kept: a program that enqueues one by one mostly repeats
+        itself."""
+        bound = self._bound
+        if bound[0] is not terms:
+            self._bound = bound = (terms, shared_parameters(terms), {})
         return bound
 
     def _add_edges(
@@ -219,13 +260,14 @@ def _by_terms(jobs: Iterable[NewJob]) -> Iterable[tuple[Any, list[NewJob]]]:
     return groups.values()
 
 
+def _are_plain(jobs: Sequence[NewJob]) -> bool:
+    return not any([job.key is not None or job.delay_ms or job.at_ms is not None for job in jobs])
+
+
 def _rows_text(jobs: Sequence[NewJob]) -> str:
     """[[id, payload, delay_ms, at_ms, key], …] with the payloads, JSON already, spliced in."""
-    if all(job.key is None and job.at_ms is None for job in jobs):
-        rows = [f'["{job.id}",{job.payload},{job.delay_ms}]' for job in jobs]
-    else:
-        rows = [
-            f'["{job.id}",{job.payload},{job.delay_ms},{to_json(job.at_ms)},{to_json(job.key)}]'
-            for job in jobs
-        ]
+    rows = [
+        f'["{job.id}",{job.payload},{job.delay_ms},{to_json(job.at_ms)},{to_json(job.key)}]'
+        for job in jobs
+    ]
     return f"[{','.join(rows)}]"

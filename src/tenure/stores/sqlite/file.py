@@ -64,7 +64,7 @@ class SqliteFile(Connections):
         except self.module.Error as error:
             raise self.explain(error) from error
         finally:
-            self._idle.append(connection)
+            self._put(connection)
 
     def write(self, *, create: bool = False) -> Writing:
         """A write transaction: behind the gate, committed at the end of the block or not at all.
@@ -195,7 +195,7 @@ class SqliteFile(Connections):
         except self.module.Error:
             self._log.emptied(False)  # a full disk, perhaps: the write itself will tell
         finally:
-            self._idle.append(other)
+            self._put(other)
             if holder.db.in_transaction:
                 holder.db.execute("ROLLBACK")
 
@@ -215,7 +215,8 @@ class SqliteFile(Connections):
             db.execute("PRAGMA journal_size_limit=-1")
 
     def empty_log_when_full(self, patience: float) -> None:
-        if not self._log.look(self.path):
+        self._log.look(self.path)
+        if not self._log.full:
             return
         connection = self._inside(patience)
         try:
@@ -230,8 +231,10 @@ class SqliteFile(Connections):
         """From now on this process keeps the log short, also while nobody calls."""
         if self._log_watch is None:
             self._log_watch = LogWatch(self)
-        elif time.monotonic() >= self._log.look_at and self._log.look(self.path):
-            self._log_watch.tell()
+        elif time.monotonic() >= self._log.look_at:
+            self._log.look(self.path)
+            if self._log.full:
+                self._log_watch.tell()
 
     # -- first open and migrations ------------------------------------------------------------
     def _open_first(self, create: bool = True, *, waiting: bool = True) -> None:

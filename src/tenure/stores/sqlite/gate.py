@@ -38,15 +38,17 @@ class Gate:
     """A handle on the gate of one file: flock belongs to the handle. It is opened at the first
     write; who only reads needs none."""
 
-    __slots__ = ("handle",)
+    __slots__ = ("_place", "handle")
 
     def __init__(self) -> None:
         self.handle = -1
+        self._place: Place | None = None  # the file that it is a handle on
 
     def enter(self, path: str, timeout: float) -> bool:
         """False when it was shut for so long."""
         if self.handle < 0:
             self.handle = open_gate(path)
+            self._place = place_at(os.fstat(self.handle))
         try:
             fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
@@ -65,7 +67,7 @@ class Gate:
 
     def is_at(self, path: str) -> bool:
         """Or has somebody deleted it, and others stand in another one?"""
-        return self.handle < 0 or place_of(path + GATE) == place_at(os.fstat(self.handle))
+        return self.handle < 0 or place_of(path + GATE) == self._place
 
     def close(self) -> None:
         """Unlocked first: a forked child may have a copy of the handle."""
@@ -187,11 +189,16 @@ def place_at(status: os.stat_result) -> Place:
     return status.st_dev, status.st_ino
 
 
-def place_of(path: str) -> Place | None:
+def status_of(path: str) -> os.stat_result | None:
     try:
-        return place_at(os.stat(path))
+        return os.stat(path)
     except FileNotFoundError:
         return None
+
+
+def place_of(path: str) -> Place | None:
+    status = status_of(path)
+    return None if status is None else place_at(status)
 
 
 def logs_of(path: str) -> Logs:

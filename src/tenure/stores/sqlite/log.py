@@ -9,7 +9,6 @@ Whoever writes next starts the log anew, in place.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
@@ -17,6 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tenure.errors import StoreError
+from tenure.stores.sqlite.gate import Place, place_at, status_of
 
 if TYPE_CHECKING:
     from tenure.stores.sqlite.file import SqliteFile
@@ -49,15 +49,16 @@ class Log:
         self._full_at = 0  # bytes; unknown until the first look
         self.look_at = 0.0  # by the monotonic clock
 
-    def look(self, path: str) -> bool:
-        """Is it full?"""
+    def look(self, path: str) -> Place | None:
+        """How full it is, and which file."""
         self.look_at = time.monotonic() + LOOK_EVERY
-        self.size = size = log_size(path)
+        status = status_of(f"{path}-wal")
+        self.size = size = 0 if status is None else status.st_size
         if self._full_at == 0 or size == 0:  # we are new, or the log is
             left_so = size >= LONGEST_BYTES
             self._full_at = CHECKPOINT_BYTES if left_so else max(CHECKPOINT_BYTES, size + 1)
         self.full = size >= self._full_at
-        return self.full
+        return None if status is None else place_at(status)
 
     def emptied(self, whole: bool) -> None:
         """A reader's open snapshot keeps a part from being copied, and the log from being started
@@ -109,7 +110,5 @@ class LogWatch:
 
 
 def log_size(path: str) -> int:
-    try:
-        return os.stat(f"{path}-wal").st_size
-    except FileNotFoundError:
-        return 0
+    status = status_of(f"{path}-wal")
+    return 0 if status is None else status.st_size
