@@ -97,6 +97,44 @@ def test_the_project_s_own_tests(project: Project, app: tenure.App) -> None:
     assert list(app.find()) == []
 
 
+OWN_FILE = """
+
+import tempfile
+
+from tenure.testing import drain, use
+
+
+class OnAFileOfItsOwn(TestCase):
+    @classmethod
+    def setUpTestData(cls):
+        cls.order = Order.objects.create(cents=5)
+
+    def test_a_job_leaves_the_transaction_of_the_test_open(self):
+        with tempfile.TemporaryDirectory() as folder, use(app, folder):
+            touch.enqueue(self.order.id)
+            drain(app, raise_failures=True)
+        self.assertEqual(Order.objects.get().state, "touched")
+
+    def test_the_next_one_finds_its_data(self):
+        self.assertEqual(Order.objects.get().state, "new")
+"""
+TOUCH = """
+
+@app.task
+def touch(order: int) -> None:
+    Order.objects.filter(id=order).update(state="touched")
+"""
+
+
+def test_a_job_that_runs_inside_a_testcase(project: Project) -> None:
+    """On the thread of the test, whose transaction is open: it is not ours to close."""
+    tests, tasks = project.folder / "shop" / "tests.py", project.folder / "shop" / "tasks.py"
+    tasks.write_text(tasks.read_text() + TOUCH)
+    imported = tests.read_text().replace("import charge\n", "import charge, touch\n")
+    tests.write_text(imported + OWN_FILE)
+    assert "Ran 2 tests" in project.manage("test", "shop.tests.OnAFileOfItsOwn")
+
+
 @only("sqlite", "other databases of a test are on a server")
 def test_a_test_database_in_memory_is_refused_by_who_enqueues(project: Project) -> None:
     settings = project.folder / "shop" / "settings.py"
