@@ -97,6 +97,23 @@ def test_the_project_s_own_tests(project: Project, app: tenure.App) -> None:
     assert list(app.find()) == []
 
 
+def test_a_thousand_migrations_of_one_test_database(project: Project) -> None:
+    """Each TransactionTestCase ends in a flush, which migrates; the end drops the database once."""
+    tests = """
+from django.db import connection
+from django.test import TransactionTestCase
+from tenure.integrations.django import app
+from tenure.integrations.django.apps import leave_before_the_end
+
+class Many(TransactionTestCase):
+    def test_many(self):
+        for _ in range(1_000):
+            leave_before_the_end(connection.creation, app)
+"""
+    (project.folder / "shop" / "tests.py").write_text(tests)
+    assert "OK" in project.manage("test", "shop")
+
+
 OWN_FILE = """
 
 import tempfile
