@@ -114,6 +114,26 @@ class Many(TransactionTestCase):
     assert "OK" in project.manage("test", "shop")
 
 
+def test_an_enqueue_after_an_error_in_the_same_atomic(project: Project) -> None:
+    """It is not the enqueue that was refused, on neither store."""
+    said = project.shell("""
+from django.db import IntegrityError, transaction
+from shop.models import Order
+from shop.tasks import charge
+order = Order.objects.create(cents=1)
+with transaction.atomic():
+    try:
+        Order.objects.create(id=order.id, cents=1)
+    except IntegrityError:
+        pass
+    try:
+        charge.enqueue(order.id)
+    except Exception as error:
+        print(type(error).__name__, error)
+""")
+    assert "TransactionManagementError An error occurred in the current transaction" in said
+
+
 OWN_FILE = """
 
 import tempfile
