@@ -172,6 +172,51 @@ def test_a_job_that_runs_inside_a_testcase(project: Project) -> None:
     assert "Ran 2 tests" in project.manage("test", "shop.tests.OnAFileOfItsOwn")
 
 
+def test_jobs_inside_a_transaction_of_a_test(project: Project) -> None:
+    """Inline they run when it commits, if it does. What a TestCase holds nobody can look at: the
+    assertions say so at once, for one that nothing was enqueued would always hold."""
+    tests = """
+from django.db import transaction
+from django.test import TestCase, TransactionTestCase
+import tenure
+from shop.models import Order
+from shop.tasks import app, charge
+from tenure.testing import assert_enqueued, drain, enqueued, inline, refute_enqueued
+
+class Inside(TestCase):
+    def test_all_of_them_say_what_to_do(self):
+        self.client.post("/orders/", {"cents": 5})
+        asked = [
+            lambda: assert_enqueued(app, charge),
+            lambda: refute_enqueued(app, charge),
+            lambda: enqueued(app),
+            lambda: drain(app),
+            lambda: inline(app).__enter__(),
+        ]
+        for ask in asked:
+            with self.assertRaisesRegex(tenure.TenureError, "make it a TransactionTestCase"):
+                ask()
+
+class Inline(TransactionTestCase):
+    def test_it_runs_with_the_commit(self):
+        with inline(app):
+            self.client.post("/orders/", {"cents": 5})
+            self.assertEqual(Order.objects.get().state, "paid")
+
+    def test_what_is_rolled_back_leaves_no_job(self):
+        before = len(enqueued(app))
+        with inline(app):
+            answer = self.client.post("/orders/", {"cents": 0})
+        self.assertEqual((answer.status_code, len(enqueued(app)) - before), (400, 0))
+
+    def test_a_failure_comes_out_of_the_commit(self):
+        with inline(app), self.assertRaises(tenure.JobFailed), transaction.atomic():
+            charge.enqueue(0)
+"""
+    (project.folder / "shop" / "tests.py").write_text(tests)
+    assert "Ran 4 tests" in project.manage("test", "shop")
+
+
 @only("sqlite", "other databases of a test are on a server")
 def test_a_test_database_in_memory_is_refused_by_who_enqueues(project: Project) -> None:
     settings = project.folder / "shop" / "settings.py"
