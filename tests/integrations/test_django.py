@@ -134,6 +134,26 @@ with transaction.atomic():
     assert "TransactionManagementError An error occurred in the current transaction" in said
 
 
+def test_statements_of_earlier_jobs_are_forgotten(project: Project) -> None:
+    """With DEBUG Django remembers them until the next request, and a worker has none."""
+    said = project.shell("""
+from django.db import connection
+from shop.models import Order
+from tenure.integrations.django import app
+from tenure.testing import drain
+@app.task
+def ask() -> int:
+    list(Order.objects.all())
+    return len(connection.queries_log)
+receipts = app.enqueue_many([ask.job() for _ in range(5)])
+drain(app)
+print(*(app.result(each.id) for each in receipts))
+""")
+    first, *later = (int(word) for word in said.split())
+    assert first > 0
+    assert max(later) <= first
+
+
 OWN_FILE = """
 
 import tempfile
