@@ -154,6 +154,26 @@ print(*(app.result(each.id) for each in receipts))
     assert max(later) <= first
 
 
+def test_a_test_without_a_database_does_not_reach_the_real_one(
+    project: Project, app: tenure.App
+) -> None:
+    """Django makes no test database for these, and forbids its connections; ours, too."""
+    tests = """
+from django.test import SimpleTestCase
+from shop.tasks import app, charge
+from tenure.testing import drain
+
+class WithoutADatabase(SimpleTestCase):
+    def test_all_are_refused(self):
+        for ask in (lambda: charge.enqueue(1), lambda: drain(app)):
+            with self.assertRaisesRegex(Exception, "not allowed in SimpleTestCase"):
+                ask()
+"""
+    (project.folder / "shop" / "tests.py").write_text(tests)
+    project.manage("test", "shop")
+    assert list(app.find()) == []
+
+
 OWN_FILE = """
 
 import tempfile

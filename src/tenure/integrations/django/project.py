@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from inspect import iscoroutinefunction
 from typing import Any
@@ -14,6 +16,7 @@ from urllib.parse import quote, urlencode
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections
 
 from tenure.app import App
@@ -67,6 +70,7 @@ class DjangoApp(App):
         if conn is not None or self._alias is None or not self.lives_in(self._alias):
             return conn
         connection = connections[self._alias]
+        ask_leave(connection)
         if connection.connection is None or connection.autocommit:
             return None
         return connection
@@ -115,6 +119,19 @@ def url_of(alias: str) -> str:
     options |= {name: given[key] for name, key in named.items() if given[key]}
     query = urlencode(options, quote_via=quote)
     return f"postgresql:///{quote(given['NAME'] or '', safe='')}?{query}"
+
+
+def ask_leave(connection: Any) -> None:
+    """Test runners forbid Django's connections where there may be no test database (SimpleTestCase,
+    pytest-django without its mark); on our own a job would be stored in the real one."""
+    if "django.test" not in sys.modules:
+        return
+    opened = connection.connection is None
+    with suppress(SynchronousOnlyOperation):
+        with connection.cursor():
+            pass
+        if opened:
+            connection.close()
 
 
 def look_at_connections() -> list[Any]:
