@@ -20,9 +20,10 @@ class Threads:
 
     def __init__(self, work: Callable[[JobRun], None]) -> None:
         self._work = work
-        self._queue: SimpleQueue[JobRun] = SimpleQueue()
+        self._queue: SimpleQueue[JobRun | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._free = 0  # threads waiting for work
+        self._closed = False
         self._not_before = 0.0
         self.pause = 0.0  # how long to wait, when there is none to be had
 
@@ -54,8 +55,17 @@ class Threads:
     def put(self, run: JobRun) -> None:
         self._queue.put(run)
 
+    def close(self) -> None:
+        """Those that are free end now, the others after what they run."""
+        with self._lock:
+            self._closed = True
+            for _ in range(self._free):
+                self._queue.put(None)
+
     def _serve(self) -> None:
-        while True:
-            run = self._queue.get()
+        while (run := self._queue.get()) is not None:
             self._work(run)
-            self.release()
+            with self._lock:
+                if self._closed:
+                    return
+                self._free += 1
