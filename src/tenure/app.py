@@ -227,6 +227,10 @@ class App:
     ) -> list[Receipt]:
         return await self.client.aenqueue(jobs, conn=conn, on_conflict=on_conflict)
 
+    def _joined(self, conn: Any) -> Any:
+        """The connection an enqueue joins: the caller's; a framework's app may know of one."""
+        return conn
+
     # -- reading ------------------------------------------------------------------------------
     def get(self, id: object) -> Job | None:
         """None when there is no such job; what cannot be an id is nobody's."""

@@ -42,6 +42,26 @@ def job_of(app: tenure.App, receipt: tenure.Receipt) -> tenure.Job:
     return job
 
 
+def test_threads_end_with_the_worker_that_started_them(app: tenure.App) -> None:
+    """Or a program that starts one now and then has ever more of them."""
+    both = threading.Barrier(2)
+
+    @app.task
+    def wait() -> int:
+        both.wait(10)
+        return threading.get_native_id()
+
+    receipts = [wait.enqueue(), wait.enqueue()]
+    with app.worker():
+        ran = {app.result(receipt.id, timeout=10) for receipt in receipts}
+
+    def left() -> set[int | None]:
+        return ran & {thread.native_id for thread in threading.enumerate()}
+
+    assert len(ran) == 2
+    eventually(lambda: not left(), within=5, what="the threads end")
+
+
 def test_the_context_knows_its_run(app: tenure.App, caplog: pytest.LogCaptureFixture) -> None:
     seen: dict[str, Any] = {}
 

@@ -97,6 +97,166 @@ def test_the_project_s_own_tests(project: Project, app: tenure.App) -> None:
     assert list(app.find()) == []
 
 
+def test_a_thousand_migrations_of_one_test_database(project: Project) -> None:
+    """Each TransactionTestCase ends in a flush, which migrates; the end drops the database once."""
+    tests = """
+from django.db import connection
+from django.test import TransactionTestCase
+from tenure.integrations.django import app
+from tenure.integrations.django.apps import leave_before_the_end
+
+class Many(TransactionTestCase):
+    def test_many(self):
+        for _ in range(1_000):
+            leave_before_the_end(connection.creation, app)
+"""
+    (project.folder / "shop" / "tests.py").write_text(tests)
+    assert "OK" in project.manage("test", "shop")
+
+
+def test_an_enqueue_after_an_error_in_the_same_atomic(project: Project) -> None:
+    """It is not the enqueue that was refused, on neither store."""
+    said = project.shell("""
+from django.db import IntegrityError, transaction
+from shop.models import Order
+from shop.tasks import charge
+order = Order.objects.create(cents=1)
+with transaction.atomic():
+    try:
+        Order.objects.create(id=order.id, cents=1)
+    except IntegrityError:
+        pass
+    try:
+        charge.enqueue(order.id)
+    except Exception as error:
+        print(type(error).__name__, error)
+""")
+    assert "TransactionManagementError An error occurred in the current transaction" in said
+
+
+def test_statements_of_earlier_jobs_are_forgotten(project: Project) -> None:
+    """With DEBUG Django remembers them until the next request, and a worker has none."""
+    said = project.shell("""
+from django.db import connection
+from shop.models import Order
+from tenure.integrations.django import app
+from tenure.testing import drain
+@app.task
+def ask() -> int:
+    list(Order.objects.all())
+    return len(connection.queries_log)
+receipts = app.enqueue_many([ask.job() for _ in range(5)])
+drain(app)
+print(*(app.result(each.id) for each in receipts))
+""")
+    first, *later = (int(word) for word in said.split())
+    assert first > 0
+    assert max(later) <= first
+
+
+def test_a_test_without_a_database_does_not_reach_the_real_one(
+    project: Project, app: tenure.App
+) -> None:
+    """Django makes no test database for these, and forbids its connections; ours, too."""
+    tests = """
+from django.test import SimpleTestCase
+from shop.tasks import app, charge
+from tenure.testing import drain
+
+class WithoutADatabase(SimpleTestCase):
+    def test_all_are_refused(self):
+        for ask in (lambda: charge.enqueue(1), lambda: drain(app)):
+            with self.assertRaisesRegex(Exception, "not allowed in SimpleTestCase"):
+                ask()
+"""
+    (project.folder / "shop" / "tests.py").write_text(tests)
+    project.manage("test", "shop")
+    assert list(app.find()) == []
+
+
+OWN_FILE = """
+
+import tempfile
+
+from tenure.testing import drain, use
+
+
+class OnAFileOfItsOwn(TestCase):
+    @classmethod
+    def setUpTestData(cls):
+        cls.order = Order.objects.create(cents=5)
+
+    def test_a_job_leaves_the_transaction_of_the_test_open(self):
+        with tempfile.TemporaryDirectory() as folder, use(app, folder):
+            touch.enqueue(self.order.id)
+            drain(app, raise_failures=True)
+        self.assertEqual(Order.objects.get().state, "touched")
+
+    def test_the_next_one_finds_its_data(self):
+        self.assertEqual(Order.objects.get().state, "new")
+"""
+TOUCH = """
+
+@app.task
+def touch(order: int) -> None:
+    Order.objects.filter(id=order).update(state="touched")
+"""
+
+
+def test_a_job_that_runs_inside_a_testcase(project: Project) -> None:
+    """On the thread of the test, whose transaction is open: it is not ours to close."""
+    tests, tasks = project.folder / "shop" / "tests.py", project.folder / "shop" / "tasks.py"
+    tasks.write_text(tasks.read_text() + TOUCH)
+    imported = tests.read_text().replace("import charge\n", "import charge, touch\n")
+    tests.write_text(imported + OWN_FILE)
+    assert "Ran 2 tests" in project.manage("test", "shop.tests.OnAFileOfItsOwn")
+
+
+def test_jobs_inside_a_transaction_of_a_test(project: Project) -> None:
+    """Inline they run when it commits, if it does. What a TestCase holds nobody can look at: the
+    assertions say so at once, for one that nothing was enqueued would always hold."""
+    tests = """
+from django.db import transaction
+from django.test import TestCase, TransactionTestCase
+import tenure
+from shop.models import Order
+from shop.tasks import app, charge
+from tenure.testing import assert_enqueued, drain, enqueued, inline, refute_enqueued
+
+class Inside(TestCase):
+    def test_all_of_them_say_what_to_do(self):
+        self.client.post("/orders/", {"cents": 5})
+        asked = [
+            lambda: assert_enqueued(app, charge),
+            lambda: refute_enqueued(app, charge),
+            lambda: enqueued(app),
+            lambda: drain(app),
+            lambda: inline(app).__enter__(),
+        ]
+        for ask in asked:
+            with self.assertRaisesRegex(tenure.TenureError, "make it a TransactionTestCase"):
+                ask()
+
+class Inline(TransactionTestCase):
+    def test_it_runs_with_the_commit(self):
+        with inline(app):
+            self.client.post("/orders/", {"cents": 5})
+            self.assertEqual(Order.objects.get().state, "paid")
+
+    def test_what_is_rolled_back_leaves_no_job(self):
+        before = len(enqueued(app))
+        with inline(app):
+            answer = self.client.post("/orders/", {"cents": 0})
+        self.assertEqual((answer.status_code, len(enqueued(app)) - before), (400, 0))
+
+    def test_a_failure_comes_out_of_the_commit(self):
+        with inline(app), self.assertRaises(tenure.JobFailed), transaction.atomic():
+            charge.enqueue(0)
+"""
+    (project.folder / "shop" / "tests.py").write_text(tests)
+    assert "Ran 4 tests" in project.manage("test", "shop")
+
+
 @only("sqlite", "other databases of a test are on a server")
 def test_a_test_database_in_memory_is_refused_by_who_enqueues(project: Project) -> None:
     settings = project.folder / "shop" / "settings.py"

@@ -77,6 +77,7 @@ class _Local:
         self._standby.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=2)
+        self._executor.close()
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -128,6 +128,10 @@ class Executor:
             self._finish_unstarted(waiting, outcome.Released("the worker is shutting down"))
         self._when_idle()
 
+    def close(self) -> None:
+        """Nothing will be assigned any more."""
+        self._threads.close()
+
     @_locked
     def forget(self) -> None:
         """Our loop stood still, and whatever waits here was taken back meanwhile."""

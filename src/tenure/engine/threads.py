@@ -21,8 +21,9 @@ class Threads:
 
     def __init__(self, work: Callable[[JobRun], None]) -> None:
         self._work = work
-        self._queue: SimpleQueue[JobRun] = SimpleQueue()
+        self._queue: SimpleQueue[JobRun | None] = SimpleQueue()
         self._free: deque[None] = deque()  # one for each thread that waits for work: no lock
+        self._closed = False
         self._not_before = 0.0
         self.put = self._queue.put  # a run, once a thread is reserved for it
         self.pause = 0.0  # how long to wait, when there is none to be had
@@ -50,8 +51,15 @@ class Threads:
     def release(self) -> None:
         self._free.append(None)
 
+    def close(self) -> None:
+        """Those that are free end now, the others after what they run."""
+        self._closed = True  # before we count: who is free after that looks
+        for _ in range(len(self._free)):
+            self._queue.put(None)
+
     def _serve(self) -> None:
-        while True:
-            run = self._queue.get()
+        while (run := self._queue.get()) is not None:
             self._work(run)
             self.release()
+            if self._closed:
+                return

@@ -27,7 +27,10 @@ def enqueued(app: App | Rehearsal, task: Task[..., Any] | str | None = None) -> 
     `context(…)`: what its task has enqueued through it."""
     if task is not None:
         return _found(app, task)[0]
-    return app.enqueued if isinstance(app, Rehearsal) else [*app.find()][::-1]
+    if isinstance(app, Rehearsal):
+        return app.enqueued
+    refuse_transaction(app)
+    return [*app.find()][::-1]
 
 
 def assert_enqueued(
@@ -55,6 +58,17 @@ def refute_enqueued(
     assert_enqueued(app, task, times=0, **where)
 
 
+def refuse_transaction(app: App) -> None:
+    """What a Django test's own transaction holds is seen by nobody else: no job would be found,
+    whatever was enqueued, and on SQLite none could run."""
+    if app._joined(None) is not None:
+        raise ConfigError(
+            "this test is in a transaction on the database of the jobs (a TestCase, or atomic()), "
+            "and nobody else sees what it has enqueued: make it a TransactionTestCase, or give the "
+            "app a file of the test's own, `with tenure.testing.use(app, directory):`"
+        )
+
+
 def _found(
     app: App | Rehearsal,
     task: Task[..., Any] | str,
@@ -77,6 +91,7 @@ def _found(
         listed = [job for job in app.enqueued[::-1] if job.type == task.name]
         listed = [j for j in listed if all(getattr(j, n) == v for n, v in where.items())]
     else:
+        refuse_transaction(app)
         listed = [*app.find(type=task.name, **where)]
     jobs = [
         job

@@ -15,6 +15,7 @@ from tenure.app import App
 from tenure.context import Lifecycle
 from tenure.errors import JobCancelled, JobError, JobFailed
 from tenure.job import ClaimedJob, NewJob, Receipt
+from tenure.testing.assertions import refuse_transaction
 from tenure.testing.clock import Clock, clock_of, milliseconds, replaced
 
 if TYPE_CHECKING:  # pytest imports this module first of all: the engine only where it is used
@@ -32,6 +33,7 @@ def inline(app: App, *, raise_failures: bool = True) -> Iterator[None]:
     """Inside the block an enqueue returns when its job, and whatever else is due, has run.
     A run that fails (for good, or to be retried) raises JobFailed from the enqueue, caused by the
     handler's own exception. What a handler enqueues runs after it, as it would in a worker."""
+    refuse_transaction(app)
     with _Bench(app, None, raise_failures) as bench:
         doors = {"enqueue_many": bench.enqueue, "enqueue_jobs": bench.enqueue}
         with replaced(app, aenqueue_jobs=bench.aenqueue, **doors):
@@ -49,6 +51,7 @@ def drain(
     """Run what is due, one job after another in this thread: critical first, then queue by queue
     in the order of a claim. `limit` stops after so many runs. `until_empty` also turns the clock
     (your `Clock`, else one for this call) on to what is due later, such as retries."""
+    refuse_transaction(app)
     outer, clock = bench_of(app), clock_of(app)
     with ExitStack() as stack:
         if outer is not None and outer.busy.acquire(blocking=False):
@@ -83,9 +86,12 @@ class _Bench(AbstractContextManager["_Bench"]):
         _beside_loops(self._runner.close)
 
     def enqueue(self, jobs: Sequence[NewJob], *, conn: Any = None, **more: Any) -> list[Receipt]:
-        receipts = self._app.client.enqueue(jobs, conn=conn, **more)
-        if conn is None:  # else its owner has to commit first
+        joined = self._app._joined(conn)
+        receipts = self._app.client.enqueue(jobs, conn=joined, **more)
+        if joined is None:  # else its owner has to commit first
             self.work_now()
+        elif conn is None and joined.in_atomic_block:  # Django's, which tells of the commit
+            joined.on_commit(self.work_now)
         return receipts
 
     async def aenqueue(self, jobs: Sequence[NewJob], **more: Any) -> list[Receipt]:

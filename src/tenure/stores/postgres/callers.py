@@ -220,6 +220,7 @@ def autocommits(driver: Any) -> bool:
 def on_django(connection: Any, order: Order) -> list[Receipt]:
     if connection.vendor != "postgresql":
         refuse_database(connection, connection.vendor, "PostgreSQL")
+    connection.validate_no_broken_transaction()  # in Django's words: its cause is no error of ours
     with explained(), connection.cursor() as cursor, Confirmed(connection.connection):
         cursor.execute(order.statement, order.parameters)
         rows = cursor.fetchall()
