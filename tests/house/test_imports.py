@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 # The assertion: a folder without __init__.py would be imported too, and very quickly.
 IMPORT_TENURE = (
@@ -65,6 +67,7 @@ def test_enqueue_loads_nothing_for_readers(tmp_path: Path) -> None:
     assert not NOT_FOR_ENQUEUE.intersection(json.loads(ran)), "load these where they are first used"
 
 
+@pytest.mark.timed
 def test_import_is_quick() -> None:
     run(IMPORT_TENURE)  # writes the bytecode, which is not what we measure
 
