@@ -444,3 +444,41 @@ def test_many_at_once(app: tenure.App, ledger: Ledger) -> None:
 
     assert sorted(ledger(), key=int) == [str(n) for n in range(50)]
     assert app.stats()["jobs"]["completed"] == 50
+
+
+SLOW_COMMIT = """
+    CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+      PERFORM pg_sleep(1.5);
+      RETURN NULL;
+    EXCEPTION WHEN query_canceled THEN
+      RETURN NULL;
+    END $$;
+    CREATE CONSTRAINT TRIGGER dawdle AFTER INSERT ON ledger DEFERRABLE INITIALLY DEFERRED
+      FOR EACH ROW EXECUTE FUNCTION dawdle();
+"""
+
+
+def test_a_time_out_during_the_commit_that_happened_is_no_failure(
+    app: tenure.App, url: str, ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(SLOW_COMMIT)
+    told: list[str] = []
+    for kind in ("complete", "failed"):
+        app.on(kind)(lambda event: told.append(event.kind))
+
+    @app.task(timeout=0.5, retry=ONCE)
+    async def pay(ctx: tenure.Context) -> None:
+        async with ctx.transaction() as connection:
+            await connection.execute("INSERT INTO ledger VALUES ('paid')")
+            ctx.result("paid")
+
+    id = pay.enqueue().id
+    with app.worker():
+        assert app.result(id, timeout=10) == "paid"
+        eventually(lambda: bool(told), what="the hook told")
+
+    assert ledger() == ["paid"]
+    assert told == ["complete"]
+    assert "refused" not in caplog.text and "failed" not in caplog.text

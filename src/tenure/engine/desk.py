@@ -84,13 +84,19 @@ class Desk:
     async def atransaction(
         self, job: ClaimedJob, completed: Callable[[], tuple[Completed, int]], conn: Any
     ) -> AsyncIterator[Any]:
-        """The same on the handler's own event loop."""
+        """The same on the handler's own event loop. Who is told to stop during the COMMIT has
+        perhaps made it: then the run is over, and there is nothing left to stop."""
+        ending = False
         try:
             async with self._app.client.store.atransaction(self._longest(), conn) as settlement:
                 yield settlement.connection
                 end = _end_of(job, completed)
+                ending = True
                 if await settlement.finish(self.worker, end) != "accepted":
                     raise LeaseLost(LOST)
+        except asyncio.CancelledError as error:
+            if not ending or not await self.in_thread(self._committed, job, error):
+                raise
         except Exception as error:
             ours = _of_the_end(error, conn)
             if not ours or not await self.in_thread(self._committed, job, error):
@@ -108,14 +114,15 @@ class Desk:
         """Seconds a handler's transaction may take: its lease is renewed for longer than that."""
         return self._app.settings.lease_seconds / 3
 
-    def _committed(self, job: ClaimedJob, error: Exception) -> bool:
+    def _committed(self, job: ClaimedJob, error: BaseException) -> bool:
         """The reply to a COMMIT may be lost although it happened: (id, lease_no) tells. A store
         that cannot say so now is told the outcome later, and knows a run that has ended."""
         try:
             settled = self._app.client.store.settled(job.id, job.lease_no)
         except StoreError:
             return False
-        if settled and not isinstance(error, StoreError):  # types only, as of hooks
+        if settled and not isinstance(error, (StoreError, asyncio.CancelledError)):
+            # Types only, as of hooks.
             kind = type(error).__name__
             log.error("job %s is over, its transaction committed; then it raised %s", job.id, kind)
         return settled
