@@ -85,6 +85,9 @@ def _import(name: str) -> Any:
 
 def _broken(name: str, error: Exception) -> ConfigError:
     """The user's module raised: say what and where, without our own frames around it."""
+    if isinstance(error, SyntaxError) and error.filename:
+        what, place = error.msg, f" ({error.filename}:{error.lineno})"
+        return ConfigError(f"importing {name} failed: {type(error).__name__}: {what}{place}")
     place, trace = "", error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename

@@ -70,20 +70,22 @@ def test_a_file_that_is_no_database(tenure: Cli) -> None:
         ("two", "found two:one, two:other. Say which: -A two:one"),
         ("json", "found none. Name the module that makes it, such as -A shop.jobs:app"),
         ("broken", "importing 'broken' failed: ZeroDivisionError: division by zero"),
+        ("unfinished", "importing 'unfinished' failed: SyntaxError: expected ':'"),
         ("needy", "importing 'needy' failed: ModuleNotFoundError: No module named 'not_there'"),
     ],
 )
 def test_a_wrong_app(tenure: Cli, spec: str, message: str) -> None:
     (tenure.home / "two.py").write_text("import tenure\none, other = tenure.App(), tenure.App()\n")
     (tenure.home / "broken.py").write_text("\n1 / 0\n")
+    (tenure.home / "unfinished.py").write_text("\ndef f()\n    pass\n")
     (tenure.home / "needy.py").write_text("import not_there\n")
 
     ran = tenure("-A", spec, "enqueue", "report")
 
     assert (ran.code, ran.out) == (2, "")
     assert message in ran.err
-    if spec == "broken":
-        assert "broken.py:2)" in ran.err
+    if spec in ("broken", "unfinished"):
+        assert f"{spec}.py:2)" in ran.err
 
 
 @pytest.mark.parametrize(
