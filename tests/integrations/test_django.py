@@ -285,6 +285,18 @@ def test_a_setting_that_is_misspelt(project: Project) -> None:
     assert "did you mean concurrency?" in project.manage("tenure", "jobs", code=1)
 
 
+def test_an_alias_that_is_misspelt(project: Project) -> None:
+    settings = project.folder / "shop" / "settings.py"
+    settings.write_text(settings.read_text() + "\nTENURE = {'database': 'defalt'}\n")
+    said = project.manage("tenure", "jobs", code=1)
+    assert "DATABASES has no 'defalt', which TENURE names; it has: 'default'" in said
+
+
+def test_without_settings(project: Project) -> None:
+    said = project.run("-m", "tenure", "-A", "tenure.integrations.django:app", "jobs", code=2)
+    assert "set DJANGO_SETTINGS_MODULE" in said and "manage.py tenure" in said
+
+
 # -- killed connections ---------------------------------------------------------------------------
 
 MANY = """

@@ -16,8 +16,9 @@ from urllib.parse import quote, urlencode
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
-from django.core.exceptions import SynchronousOnlyOperation
+from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
 from django.db import connections
+from django.utils.connection import ConnectionDoesNotExist
 
 from tenure.app import App
 from tenure.engine.client import Client
@@ -31,7 +32,16 @@ NOT_FOR_LIBPQ = frozenset({"assume_role", "isolation_level", "pool", "server_sid
 
 @functools.cache
 def project_app() -> DjangoApp:
-    return DjangoApp(**getattr(settings, "TENURE", {}))
+    try:
+        given = getattr(settings, "TENURE", {})
+    except ImproperlyConfigured as error:
+        if settings.configured:
+            raise
+        raise ConfigError(
+            "Django's settings are not named: set DJANGO_SETTINGS_MODULE (such as shop.settings), "
+            "or use `python manage.py tenure …`"
+        ) from error
+    return DjangoApp(**given)
 
 
 class DjangoApp(App):
@@ -96,7 +106,13 @@ class DjangoApp(App):
 
 def url_of(alias: str) -> str:
     """The URL of the database that Django calls so at this moment."""
-    connection = connections[alias]
+    try:
+        connection = connections[alias]
+    except ConnectionDoesNotExist:
+        known = ", ".join(map(repr, connections))
+        raise ConfigError(
+            f"DATABASES has no {alias!r}, which TENURE names; it has: {known}"
+        ) from None
     given = connection.settings_dict
     if connection.vendor == "sqlite":
         if connection.is_in_memory_db():
