@@ -510,3 +510,19 @@ def test_a_claim_of_one_job_sees_that_the_only_lane_has_nothing_for_it(
 
     assert [claim.unknown for claim in found if claim.unknown], "it was passed over"
     assert not found[-1].more
+
+
+def test_what_a_dead_worker_was_refused_is_there_for_the_next(
+    store: PostgresStore, clock: Clock
+) -> None:
+    """A worker that stood still for longer than its lease asks once more before it hears of its
+    death, and goes on under another number, in the same process and with the same memory."""
+    dead, alive = worker(store), worker(store)
+    rescue(store, dead)
+    first, second = put(store), put(store)
+    clock.advance(7 * SECOND)
+    assert claim_one(store, alive).id == first
+
+    assert claim(store, dead) == []
+
+    assert [job.id for job in claim(store, alive)] == [second]

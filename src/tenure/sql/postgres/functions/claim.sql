@@ -352,6 +352,9 @@ DECLARE
   picked uuid[] := '{}';
   room integer;
   basket tenure.harvest;
+  looked text[] := '{}';   -- queues, and for each whether there was room to spare, and its report
+  spare integer[] := '{}';
+  reports jsonb[] := '{}';
 BEGIN
   FOR n IN 1 .. cardinality(queues) LOOP
     room := least(mosts[n], total - cardinality(picked));
@@ -364,20 +367,28 @@ BEGIN
     END IF;
     CONTINUE WHEN basket.ids IS NULL;
     picked := picked || basket.ids;
+    looked := looked || queues[n];
+    spare := spare || (cardinality(basket.ids) < room)::integer;
+    reports := array_append(reports, basket.report);
+  END LOOP;
+  IF picked <> '{}' THEN
+    -- Nobody may declare this worker dead between here and the commit; it may renew. A dead one gets
+    -- no report: it would take what it did not get for taken.
+    PERFORM 1 FROM tenure.workers w
+      WHERE w.no = by_worker AND w.id = by_id AND w.dead_at IS NULL FOR KEY SHARE;
+    IF NOT FOUND THEN
+      RETURN;
+    END IF;
+  END IF;
+  FOR n IN 1 .. cardinality(looked) LOOP
     lease_no := -1;
-    attempts := (cardinality(basket.ids) < room)::integer;
-    queue := queues[n];
+    attempts := spare[n];
+    queue := looked[n];
     ready_at := moment;
-    payload := basket.report;
+    payload := reports[n];
     RETURN NEXT;
   END LOOP;
   IF picked = '{}' THEN
-    RETURN;
-  END IF;
-  -- Nobody may declare this worker dead between here and the commit; it may renew.
-  PERFORM 1 FROM tenure.workers w
-    WHERE w.no = by_worker AND w.id = by_id AND w.dead_at IS NULL FOR KEY SHARE;
-  IF NOT FOUND THEN
     RETURN;
   END IF;
   RETURN QUERY
