@@ -169,6 +169,25 @@ def test_an_interrupt_leaves_no_worker_behind(tmp_path: Path) -> None:
         os.kill(pid, 0)
 
 
+INTERRUPTED_IN_EXEC = """
+import sys
+from tenure.cli.demo_processes import stopped_politely
+try:
+    with stopped_politely():
+        exec("import os, signal; os.kill(os.getpid(), signal.SIGTERM); sum(range(1000))")
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def test_an_interrupt_while_a_class_is_made_from_text(tmp_path: Path) -> None:
+    """As NamedTuple does when it is imported. Whatever is done about a KeyboardInterrupt that has
+    passed through exec(), `python -m` ends itself by SIGINT."""
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED_IN_EXEC)
+    ran = subprocess.run([sys.executable, "-m", "interrupted"], cwd=tmp_path, check=False)
+    assert ran.returncode == 130
+
+
 @pytest.mark.parametrize("arguments", [["--jobs", "10"], ["--jobs", "x"], ["--url", "sqlite:///x"]])
 def test_wrong_usage(tmp_path: Path, arguments: list[str]) -> None:
     process = start(tmp_path, *arguments)

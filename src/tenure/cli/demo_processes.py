@@ -32,12 +32,17 @@ def environment(url: str, directory: str) -> dict[str, str]:
     return kept | LEASE | own
 
 
+class Stopped(KeyboardInterrupt):
+    """A kind of its own: one that is exactly a KeyboardInterrupt and comes while exec() runs (a
+    NamedTuple is imported) makes Python end itself by SIGINT, caught or not (with `python -m`)."""
+
+
 @contextmanager
 def stopped_politely() -> Iterator[None]:
     """SIGTERM ends the demo like Ctrl-C, so that it leaves no worker behind."""
 
     def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
+        raise Stopped
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
