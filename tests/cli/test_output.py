@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections.abc import Callable
 
 import pytest
 
@@ -33,6 +34,18 @@ def test_relative(seconds: float, text: str) -> None:
     assert output.relative(NOW + datetime.timedelta(seconds=seconds), NOW) == text
 
 
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """What is printed goes to a terminal of so many columns, without colours."""
+
+    def of(columns: int) -> None:
+        monkeypatch.setattr(output, "is_terminal", lambda stream: True)
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("NO_COLOR", "1")
+
+    return of
+
+
 def test_a_table_is_aligned_and_whole_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     output.table(["NAME", "JOBS", "NOTE"], [["a", 1200, "x" * 300], ["日本", 7, None]], right=[1])
 
@@ -44,11 +57,9 @@ def test_a_table_is_aligned_and_whole_in_a_pipe(capsys: pytest.CaptureFixture[st
 
 
 def test_a_terminal_gets_the_last_column_cut(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], terminal: Callable[[int], None]
 ) -> None:
-    monkeypatch.setattr(output, "is_terminal", lambda stream: True)
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setenv("NO_COLOR", "1")
+    terminal(40)
 
     output.table(["A", "B"], [["12345", "語" * 100]])
 
@@ -62,11 +73,9 @@ def test_a_cell_cannot_move_the_cursor() -> None:
 
 
 def test_a_terminal_of_80_columns_gets_ids_that_can_be_told_apart(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], terminal: Callable[[int], None]
 ) -> None:
-    monkeypatch.setattr(output, "is_terminal", lambda stream: True)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("NO_COLOR", "1")
+    terminal(80)
     ids = ["01M7M368Y92FVA4WDQ5HQVQ3M4", "01M7M368Y92FVBXXXXXXXXXXXX", "01M7M36XXXXXXXXXXXXXXXXXXX"]
     rows = [[id, "x" * 40, "y" * 40, "z" * 40] for id in ids]
 
@@ -82,11 +91,9 @@ def test_a_terminal_of_80_columns_gets_ids_that_can_be_told_apart(
 
 
 def test_a_terminal_of_80_columns_shows_the_line_that_jobs_died_at(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], terminal: Callable[[int], None]
 ) -> None:
-    monkeypatch.setattr(output, "is_terminal", lambda stream: True)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("NO_COLOR", "1")
+    terminal(80)
     id = "01M7M368Y92FVA4WDQ5HQVQ3M4"
     places = [("rebuild_index", "NoResultFound at shop/jobs.py:65"), ("nap", "E at jobs.py:7")]
     groups = [
