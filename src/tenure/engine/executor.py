@@ -230,14 +230,7 @@ class Executor:
             if self.copied:
                 end_copy(error)
             ended = judge_error(error, run)
-        if self.copied:
-            end_copy(None)
-        if not run.done:
-            self._announce_end(run, ended)
-        self._over.append((run, ended))
-        if not self._collecting:
-            self._collecting = True
-            self._loop.call_soon(self._collect)
+        self._hand_in(run, ended, self._loop.call_soon)
 
     def _run_in_thread(self, run: JobRun) -> None:
         try:
@@ -249,6 +242,9 @@ class Executor:
             if self.copied:
                 end_copy(error)
             ended = judge_error(error, run)
+        self._hand_in(run, ended, self._loop.call_soon_threadsafe)
+
+    def _hand_in(self, run: JobRun, ended: outcome.Outcome, soon: Callable[..., object]) -> None:
         if self.copied:
             end_copy(None)
         if not run.done:
@@ -257,7 +253,7 @@ class Executor:
         # A flag, not the queue's length: two threads may both see two entries.
         if not self._collecting:
             self._collecting = True
-            self._loop.call_soon_threadsafe(self._collect)
+            soon(self._collect)
 
     @_locked
     def _collect(self) -> None:
