@@ -17,9 +17,9 @@ import pytest
 
 import servers
 from tenure.app import open_store
-from tenure.cli import bench_raw
-from tenure.cli.bench_figures import DEFAULT, ON_REQUEST, SECTIONS, Figure, chosen, judged
-from tenure.cli.bench_place import open_place
+from tenure.bench import raw
+from tenure.bench.figures import DEFAULT, ON_REQUEST, SECTIONS, Figure, chosen, judged
+from tenure.bench.place import open_place
 from tenure.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -219,7 +219,7 @@ def test_an_interrupted_run_leaves_nothing(
     ],
 )
 def test_a_url_is_pointed_at_another_database(url: str, expected: str) -> None:
-    from tenure.cli.bench_postgres import with_database
+    from tenure.bench.postgres import with_database
 
     assert with_database(url, "fresh") == expected
 
@@ -316,12 +316,12 @@ def test_bars_are_those_of_the_store(tmp_path: Path, database: str) -> None:
 
 def test_every_bar_belongs_to_a_figure() -> None:
     """A name with a typing mistake would be a bar that nothing is held against."""
-    from tenure.cli import bench, bench_figures, bench_postgres, bench_scale, bench_sqlite
+    from tenure.bench import command, figures, postgres, scale, sqlite
 
     known = {title for rows in SECTIONS.values() for _key, title, _unit in rows}
     known |= {"claim of 1: ratio", "claim of 100: ratio", "drain, -p 2 / -p 1"}
-    texts = "".join(Path(module.__file__).read_text() for module in (bench, bench_scale))
-    for table in (bench_figures.BARS, bench_postgres.BARS, bench_sqlite.BARS):
+    texts = "".join(Path(module.__file__).read_text() for module in (command, scale))
+    for table in (figures.BARS, postgres.BARS, sqlite.BARS):
         assert [name for name in table if name not in known and f'"{name}"' not in texts] == []
 
 
@@ -334,6 +334,6 @@ def test_a_bar_is_a_floor_or_a_ceiling() -> None:
 def test_percentiles_are_values_that_occurred() -> None:
     values = [float(number) for number in range(1, 101)]
 
-    assert bench_raw.percentile(values, 0.5) == 51
-    assert bench_raw.percentile(values, 0.95) == 96
-    assert bench_raw.percentile([7.0], 0.99) == 7
+    assert raw.percentile(values, 0.5) == 51
+    assert raw.percentile(values, 0.95) == 96
+    assert raw.percentile([7.0], 0.99) == 7

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tenure.cli.demo_processes import Child, kill_if, under_way
+from tenure.demo.processes import Child, kill_if, under_way
 from tenure.engine.board import inherited_board, make_board
 from tenure.ids import new_id
 
@@ -171,7 +171,7 @@ def test_an_interrupt_leaves_no_worker_behind(tmp_path: Path) -> None:
 
 INTERRUPTED_IN_EXEC = """
 import sys
-from tenure.cli.demo_processes import stopped_politely
+from tenure.demo.processes import stopped_politely
 try:
     with stopped_politely():
         exec("import os, signal; os.kill(os.getpid(), signal.SIGTERM); sum(range(1000))")

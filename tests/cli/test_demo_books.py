@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tenure.cli import demo, demo_books, output
-from tenure.cli.demo_ledger import (
+from tenure.cli import output
+from tenure.demo import books, command
+from tenure.demo.ledger import (
     PARTS,
     STEP_BYTES,
     STEPS,
@@ -22,7 +23,7 @@ from tenure.cli.demo_ledger import (
     promised,
     sold,
 )
-from tenure.cli.demo_panel import Panel
+from tenure.demo.panel import Panel
 
 ESCAPES = re.compile(r"\x1b\[[?0-9;]*[A-Za-z]")
 
@@ -110,10 +111,10 @@ def its_trail() -> list[tuple[str, str]]:
     return [(id, kind) for id in order for kind in ("job.started", "job.succeeded")]
 
 
-def fan_ins(jobs: list[Any], trail: list[tuple[str, str]]) -> demo_books.FanIns:
+def fan_ins(jobs: list[Any], trail: list[tuple[str, str]]) -> books.FanIns:
     ledger = Ledger(Trail(*trail))  # type: ignore[arg-type]
     ledger.read()
-    return demo_books.fan_ins(jobs, ledger)
+    return books.fan_ins(jobs, ledger)
 
 
 def test_a_report_that_adds_up() -> None:
@@ -179,10 +180,10 @@ def test_a_report_that_does_not_add_up_is_found(spoil: Any) -> None:
 # -- uploads made of steps
 
 
-def uploads(path: Path, *lines: str, sent: int = len(STEPS) * STEP_BYTES) -> demo_books.Uploads:
+def uploads(path: Path, *lines: str, sent: int = len(STEPS) * STEP_BYTES) -> books.Uploads:
     path.write_text("".join(f"a {line}\n" for line in lines))
-    calls = demo_books.read_calls(str(path))
-    return demo_books.uploads([job("a", type="upload", result=sent), job("b")], calls)
+    calls = books.read_calls(str(path))
+    return books.uploads([job("a", type="upload", result=sent), job("b")], calls)
 
 
 def test_an_upload_in_one_go(tmp_path: Path) -> None:
@@ -228,10 +229,10 @@ def test_an_upload_gone_wrong_is_found(tmp_path: Path, lines: list[str], sent: i
 
 
 def test_no_upload_ever_ran(tmp_path: Path) -> None:
-    assert demo_books.read_calls(str(tmp_path / "none")) == {}
+    assert books.read_calls(str(tmp_path / "none")) == {}
 
 
-@pytest.mark.parametrize("jobs", [demo.FEWEST, 777, 5000])
+@pytest.mark.parametrize("jobs", [command.FEWEST, 777, 5000])
 def test_the_kinds_add_up(jobs: int) -> None:
     assert sum(kind.jobs for kind in kinds(jobs)) == jobs
     assert all(kind.jobs > 0 for kind in kinds(jobs))

@@ -42,7 +42,8 @@ def build_parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
         group.add_commands(commands)
     words = frozenset(argv or ())
     if words & LARGE or not words & frozenset(commands.choices):
-        from tenure.cli import bench, demo
+        from tenure.bench import command as bench
+        from tenure.demo import command as demo
 
         demo.add_commands(commands)
         bench.add_commands(commands)

@@ -1,6 +1,6 @@
 """`tenure bench`, the loops in this process: what our statements do with nothing around them, and
-what every loop shares. The raw loops they are compared with are each store's own (`bench_sqlite`,
-`bench_postgres`): the yardstick is measured in the same run, on the same disk, each round next to
+what every loop shares. The raw loops they are compared with are each store's own (`sqlite`,
+`postgres`): the yardstick is measured in the same run, on the same disk, each round next to
 the loop it is compared with.
 """
 
@@ -17,7 +17,7 @@ from tenure.cli import output
 
 if TYPE_CHECKING:
     from tenure.app import App
-    from tenure.cli.bench_place import Tell
+    from tenure.bench.place import Tell
     from tenure.job import ClaimedJob
     from tenure.store import Registration, Store
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tenure.cli import output
 
 if TYPE_CHECKING:
-    from tenure.cli.demo_ledger import Kind, Ledger
+    from tenure.demo.ledger import Kind, Ledger
 
 REDRAW_SECONDS = 0.12
 PLAIN_SECONDS = 1.0

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tenure.cli import output
-from tenure.cli.demo_books import FanIns, Uploads
-from tenure.cli.demo_ledger import Check, Ledger, percentile, statuses
-from tenure.cli.demo_panel import hanging
+from tenure.demo.books import FanIns, Uploads
+from tenure.demo.ledger import Check, Ledger, percentile, statuses
+from tenure.demo.panel import hanging
 
 if TYPE_CHECKING:
     from tenure.job import Job

@@ -16,8 +16,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from tenure.cli import demo_books, demo_report, output, target
-from tenure.cli.demo_ledger import (
+from tenure.cli import output, target
+from tenure.config import Settings
+from tenure.demo import books
+from tenure.demo.ledger import (
     FAN_INS,
     PARTS,
     UPLOADS,
@@ -29,8 +31,8 @@ from tenure.cli.demo_ledger import (
     percentile,
     promised,
 )
-from tenure.cli.demo_panel import Panel
-from tenure.cli.demo_processes import (
+from tenure.demo.panel import Panel
+from tenure.demo.processes import (
     SPEC,
     children_of,
     environment,
@@ -38,7 +40,7 @@ from tenure.cli.demo_processes import (
     stopped_politely,
     under_way,
 )
-from tenure.config import Settings
+from tenure.demo.report import Kill, Report, as_dict, print_report
 from tenure.errors import ConfigError, TenureError
 
 if TYPE_CHECKING:
@@ -100,9 +102,9 @@ def run(args: argparse.Namespace) -> int:
         finally:
             demo.close()
     if args.json:
-        output.say_json(demo_report.as_dict(report))
+        output.say_json(as_dict(report))
     else:
-        demo_report.print_report(report)
+        print_report(report)
     return 0 if report.ok else 1
 
 
@@ -111,16 +113,16 @@ def run(args: argparse.Namespace) -> int:
 
 class Demo:
     def __init__(self, directory: str, jobs: int, *, silent: bool) -> None:
-        from tenure.cli import demo_jobs
+        from tenure.demo import jobs as tasks
 
         self.directory = directory
         self.url = f"sqlite:///{os.path.join(directory, 'jobs.db')}"
         self.log = os.path.join(directory, "worker.log")
-        self.app = demo_jobs.app
+        self.app = tasks.app
         # Neither this shell's TENURE_URL nor its tenure.toml: a demo must not meet real jobs.
         self.app.close()
         self.app.settings = Settings.from_env({"TENURE_URL": self.url})
-        self._tasks = demo_jobs
+        self._tasks = tasks
         self._kinds = kinds(jobs)
         self._count = {kind.task: kind.jobs for kind in self._kinds}
         self._silent = silent
@@ -131,9 +133,9 @@ class Demo:
         self._children = 0  # jobs that other jobs enqueue
         self._uploads: list[str] = []
         self._calls = os.path.join(directory, "uploads.log")
-        self._kills: list[demo_report.Kill] = []
+        self._kills: list[Kill] = []
 
-    def play(self) -> demo_report.Report:
+    def play(self) -> Report:
         self._introduce()
         self.app.migrate()
         self._start_worker("started a worker: a supervisor, {pid}, and one child")
@@ -145,10 +147,10 @@ class Demo:
         self._panel.close()
         jobs = list(self.app.find())
         checks = audit(promised(self._acknowledged, jobs), jobs, self._ledger)
-        fan_ins = demo_books.fan_ins(jobs, self._ledger)
-        uploads = demo_books.uploads(jobs, demo_books.read_calls(self._calls))
+        fan_ins = books.fan_ins(jobs, self._ledger)
+        uploads = books.uploads(jobs, books.read_calls(self._calls))
         checks += [as_expected(self._kinds, jobs), fan_ins.check(), uploads.check(), left_well]
-        return demo_report.Report(
+        return Report(
             directory=self.directory,
             url=self.url,
             spec=SPEC,
@@ -276,7 +278,7 @@ class Demo:
     ) -> str:
         """SIGKILL; then, for a worker, another one. What became of the jobs it held."""
         (pid, jobs), before = self._hit(what, find)
-        self._kills.append(demo_report.Kill(what, pid, len(jobs)))
+        self._kills.append(Kill(what, pid, len(jobs)))
         held = f"{output.count(len(jobs), 'job')} under way"
         self._panel.tell(f"killed {what} {pid} with SIGKILL ({note}): {held}", "red")
         if worker is not None:

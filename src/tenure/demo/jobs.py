@@ -1,6 +1,6 @@
 """The jobs of `tenure demo`: one task for each thing that can happen to a job.
 
-tenure -A tenure.cli.demo_jobs:app worker     # the database: $TENURE_URL or --url
+tenure -A tenure.demo.jobs:app worker     # the database: $TENURE_URL or --url
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import tenure
-from tenure.cli.demo_ledger import FAN_INS, PARTS, STEP_BYTES, STEPS, UPLOADS, sold
+from tenure.demo.ledger import FAN_INS, PARTS, STEP_BYTES, STEPS, UPLOADS, sold
 
 if TYPE_CHECKING:
     from tenure.job import NewJob

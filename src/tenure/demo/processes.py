@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-SPEC = "tenure.cli.demo_jobs:app"
+SPEC = "tenure.demo.jobs:app"
 LEASE = {"TENURE_LEASE_SECONDS": "3", "TENURE_LEASE_RENEW_SECONDS": "1"}
 
 

@@ -15,8 +15,9 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tenure.cli import bench_raw, target
-from tenure.cli.bench_place import DAY_MS, FILL_STEP, Caller, Completions, Place, Tell
+from tenure.bench import raw
+from tenure.bench.place import DAY_MS, FILL_STEP, Caller, Completions, Place, Tell
+from tenure.cli import target
 from tenure.config import Settings
 from tenure.errors import ConfigError
 from tenure.ids import new_ids
@@ -154,7 +155,7 @@ class SqlitePlace(Place):
         return int(row[0]) if row else 0
 
     def fill(self, store: SqliteStore, each: int, queue: str, tell: Tell) -> None:
-        now = bench_raw.wall_ms()
+        now = raw.wall_ms()
         kinds = (
             ("finished", [FILL_HISTORY], "00A", now - DAY_MS, "default"),
             ("queued", [FILL_JOBS, FILL_DUE], "00B", now - DAY_MS // 2, queue),
@@ -192,34 +193,34 @@ def _raw_single(db: Any, count: int) -> float:
     began = time.perf_counter()
     for number, id in enumerate(new_ids(count)):
         db.execute("BEGIN IMMEDIATE")
-        db.execute(RAW_INSERT, (id, bench_raw.wall_ms(), json.dumps({"data": {"n": number}})))
+        db.execute(RAW_INSERT, (id, raw.wall_ms(), json.dumps({"data": {"n": number}})))
         db.execute("COMMIT")
-    return bench_raw.rate(count, began)
+    return raw.rate(count, began)
 
 
 def _raw_bulk(db: Any, count: int, tell: Tell) -> float:
     began = time.perf_counter()
-    for first in range(0, count, bench_raw.BATCH):
-        now = bench_raw.wall_ms()
+    for first in range(0, count, raw.BATCH):
+        now = raw.wall_ms()
         rows = [
             (id, now, json.dumps({"data": {"n": first + place}}))
-            for place, id in enumerate(new_ids(min(bench_raw.BATCH, count - first)))
+            for place, id in enumerate(new_ids(min(raw.BATCH, count - first)))
         ]
         db.execute("BEGIN IMMEDIATE")
         db.executemany(RAW_INSERT, rows)
         db.execute("COMMIT")
         tell(first, count, "raw insert")
-    return bench_raw.rate(count, began)
+    return raw.rate(count, began)
 
 
 def _raw_claim_and_finish(db: Any, count: int, tell: Tell) -> float:
     done, began = 0, time.perf_counter()
     while True:
         db.execute("BEGIN IMMEDIATE")
-        claimed = db.execute(RAW_CLAIM, (bench_raw.wall_ms(), bench_raw.CLAIM)).fetchall()
+        claimed = db.execute(RAW_CLAIM, (raw.wall_ms(), raw.CLAIM)).fetchall()
         db.execute("COMMIT")
         if not claimed:
-            return bench_raw.rate(done, began)
+            return raw.rate(done, began)
         db.execute("BEGIN IMMEDIATE")
         db.execute(RAW_FINISH, (json.dumps([row[0] for row in claimed]),))
         db.execute("COMMIT")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from tenure.cli.demo_ledger import PARTS, STEP_BYTES, STEPS, Check, Ledger, sold
+from tenure.demo.ledger import PARTS, STEP_BYTES, STEPS, Check, Ledger, sold
 
 if TYPE_CHECKING:
     from tenure.job import Job

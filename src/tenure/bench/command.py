@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from tenure.cli import output, target
-from tenure.cli.bench_figures import (
+from tenure.bench.figures import (
     DEFAULT,
     EVERY,
     RATES,
@@ -26,13 +25,14 @@ from tenure.cli.bench_figures import (
     chosen,
     judged,
 )
+from tenure.cli import output, target
 
 if TYPE_CHECKING:
-    from tenure.cli.bench_live import Site
-    from tenure.cli.bench_place import Place
+    from tenure.bench.live import Site
+    from tenure.bench.place import Place
 
 SINGLES = 2_000
-COMPARISONS = ("scale", "beside", "snapshot")  # methods of bench_scale.Comparison
+COMPARISONS = ("scale", "beside", "snapshot")  # methods of scale.Comparison
 
 
 # ------------------------------------------------------------------------------- the command
@@ -75,12 +75,12 @@ add_command = add_commands
 
 
 def bench(args: argparse.Namespace) -> int:
-    from tenure.cli import bench_raw
-    from tenure.cli.bench_place import open_place
+    from tenure.bench import raw
+    from tenure.bench.place import open_place
 
     names = chosen(args.only, args.all)
     line = output.LiveLine()
-    began, here = time.monotonic(), bench_raw.machine()
+    began, here = time.monotonic(), raw.machine()
     try:
         with _terminated_as_interrupted(), open_place(args.url) as place:
             measured = Measured(args, place, line)
@@ -154,7 +154,7 @@ class Measured:
         self._line = line
 
     def run(self, names: tuple[str, ...]) -> None:
-        from tenure.cli.bench_scale import Comparison
+        from tenure.bench.scale import Comparison
 
         rates = [name for name in RATES if name in names]
         for number in range(self._args.rounds if rates else 0):
@@ -169,9 +169,9 @@ class Measured:
                 self._section(name)
 
     def _section(self, name: str) -> None:
-        from tenure.cli import bench_live
+        from tenure.bench import live
 
-        measure: Callable[[Site], dict[str, float]] = getattr(bench_live, name)
+        measure: Callable[[Site], dict[str, float]] = getattr(live, name)
         with self._site(name, **SETTINGS.get(name, {})) as site:
             found = self.details[name] = measure(site)
         for key, title, unit in SECTIONS[name]:
@@ -182,8 +182,8 @@ class Measured:
         """The benchmark's app on a fresh database, which goes afterwards."""
         from dataclasses import replace
 
-        from tenure.cli.bench_jobs import app
-        from tenure.cli.bench_live import Site
+        from tenure.bench.jobs import app
+        from tenure.bench.live import Site
 
         def tell(done: int, total: int, what: str) -> None:
             self._line.bar(done, total, f"{label}: {what}")
@@ -200,7 +200,7 @@ class Measured:
 
     # -- rounds -------------------------------------------------------------------------------
     def _round(self, rates: list[str], label: str) -> None:
-        from tenure.cli import bench_live, bench_raw
+        from tenure.bench import live, raw
 
         jobs, singles = self._args.jobs, min(SINGLES, self._args.jobs)
 
@@ -216,23 +216,23 @@ class Measured:
         if "own" in rates:
             with self._site(label) as site:
                 self._enqueue(site, jobs, singles)
-                self._note("own_loop", bench_raw.own_loop(site.app.store, jobs + singles, tell))
+                self._note("own_loop", raw.own_loop(site.app.store, jobs + singles, tell))
         drains = self.processes if "drain" in rates else self.processes[:1]
         for processes in drains if {"enqueue", "drain"} & set(rates) else ():
             with self._site(label) as site:
                 self._enqueue(site, jobs, singles)
                 if "drain" in rates:
-                    rate = bench_live.drain(site, jobs + singles, processes)
+                    rate = live.drain(site, jobs + singles, processes)
                     self._note(self._drain_name(processes), rate)
         if "raw" in rates:  # again: it is short, so noise hits it hardest
             measure_raw()
 
     def _enqueue(self, site: Site, jobs: int, singles: int) -> None:
-        from tenure.cli import bench_raw
-        from tenure.cli.bench_jobs import nothing
+        from tenure.bench import raw
+        from tenure.bench.jobs import nothing
 
-        self._note("enqueue_one", bench_raw.enqueue_one_by_one(nothing, singles))
-        many = bench_raw.enqueue_in_batches(site.app, nothing, jobs, site.tell)
+        self._note("enqueue_one", raw.enqueue_one_by_one(nothing, singles))
+        many = raw.enqueue_in_batches(site.app, nothing, jobs, site.tell)
         self._note("enqueue_many", many)
 
     def _note(self, name: str, value: float) -> None:
@@ -268,7 +268,7 @@ class Measured:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`python -m tenure.cli.bench`: the command by itself."""
+    """`python -m tenure.bench.command`: the command by itself."""
     parser = argparse.ArgumentParser("tenure", allow_abbrev=False)
     target.add_target_options(parser, root=True)
     add_commands(parser.add_subparsers(dest="command", required=True))

@@ -88,11 +88,11 @@ def open_place(url: str | None) -> AbstractContextManager[Place]:
 
     settings = Settings.load(url=url)
     if settings.url.startswith("sqlite:"):
-        from tenure.cli.bench_sqlite import sqlite_place
+        from tenure.bench.sqlite import sqlite_place
 
         return sqlite_place(settings)
     if settings.url.startswith(("postgresql:", "postgres:")):
-        from tenure.cli.bench_postgres import postgres_place
+        from tenure.bench.postgres import postgres_place
 
         return postgres_place(settings)
     from tenure.errors import ConfigError

@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tenure import sql
-from tenure.cli import bench_raw, output
-from tenure.cli.bench_place import DAY_MS, FILL_STEP, Caller, Completions, Place, Tell
+from tenure.bench import raw
+from tenure.bench.place import DAY_MS, FILL_STEP, Caller, Completions, Place, Tell
+from tenure.cli import output
 from tenure.config import Settings
 from tenure.errors import TenureError
 from tenure.ids import new_ids
@@ -211,7 +212,7 @@ class PostgresPlace(Place):
         return store.database.run(statement, parameters, timeout=READ_SECONDS)
 
     def fill(self, store: PostgresStore, each: int, queue: str, tell: Tell) -> None:
-        now, schema = bench_raw.wall_ms(), store.database.schema
+        now, schema = raw.wall_ms(), store.database.schema
         kinds = (
             ("finished", FILL_HISTORY, now - DAY_MS, now - DAY_MS, "default"),
             ("queued", FILL_JOBS, now - DAY_MS // 2, now - DAY_MS // 2, queue),
@@ -267,25 +268,25 @@ class _Raw:
         insert = self._sql(RAW_INSERT)
         began = time.perf_counter()
         for number, id in enumerate(new_ids(count)):
-            row = (to_uuid_text(id), bench_raw.wall_ms(), json.dumps({"data": {"n": number}}))
+            row = (to_uuid_text(id), raw.wall_ms(), json.dumps({"data": {"n": number}}))
             self._connection.execute(insert, row, prepare=True)
-        return bench_raw.rate(count, began)
+        return raw.rate(count, began)
 
     def bulk(self, count: int) -> float:
         began = time.perf_counter()
-        for first in range(0, count, bench_raw.BATCH):
-            self._copy(first, min(bench_raw.BATCH, count - first))
+        for first in range(0, count, raw.BATCH):
+            self._copy(first, min(raw.BATCH, count - first))
             self._tell(first, count, "raw COPY")
-        return bench_raw.rate(count, began)
+        return raw.rate(count, began)
 
     def copy(self, count: int) -> float:
         self._tell(0, count, "raw COPY of all")
         began = time.perf_counter()
         self._copy(0, count)
-        return bench_raw.rate(count, began)
+        return raw.rate(count, began)
 
     def _copy(self, first: int, count: int) -> None:
-        now = bench_raw.wall_ms()
+        now = raw.wall_ms()
         with self._connection.cursor().copy(self._sql(RAW_COPY)) as copy:
             for number, id in enumerate(new_ids(count), first):
                 payload = json.dumps({"data": {"n": number}})
@@ -297,10 +298,10 @@ class _Raw:
         cursor = self._connection.cursor(binary=True)
         done, began = 0, time.perf_counter()
         while True:
-            wanted = (bench_raw.wall_ms(), bench_raw.CLAIM)
+            wanted = (raw.wall_ms(), raw.CLAIM)
             claimed = cursor.execute(claim, wanted, prepare=True).fetchall()
             if not claimed:
-                return bench_raw.rate(done, began)
+                return raw.rate(done, began)
             cursor.execute(finish, ([row[0] for row in claimed],), prepare=True)
             done += len(claimed)
             self._tell(done, count, "raw claim and finish")

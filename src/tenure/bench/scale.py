@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from tenure.cli import bench_live, bench_raw
-from tenure.cli.bench_figures import Figure, judged
+from tenure.bench import live, raw
+from tenure.bench.figures import Figure, judged
 
 if TYPE_CHECKING:
     import argparse
 
-    from tenure.cli.bench_live import Site
-    from tenure.cli.bench_place import Place
+    from tenure.bench.live import Site
+    from tenure.bench.place import Place
 
 FEW, MANY, QUICK_MANY = 1_000, 1_000_000, 100_000  # rows of each kind
 PASSING, LAST = 500_000, 50_000
@@ -39,7 +39,7 @@ class Comparison:
         for each in (FEW, self._many):
             with self._filled(each, "default") as site:
                 for most in (1, 100):
-                    taken = bench_raw.claim_cost(site.app.store, most) * 1000
+                    taken = raw.claim_cost(site.app.store, most) * 1000
                     costs.setdefault(f"claim of {most}", []).append(taken)
         figures = []
         for name, (small, big) in costs.items():
@@ -59,7 +59,7 @@ class Comparison:
                 for number, site in enumerate((empty, filled)):
                     site.use()
                     _enqueue(site, self._args.jobs)
-                    rate = bench_live.drain(site, self._args.jobs, 1)
+                    rate = live.drain(site, self._args.jobs, 1)
                     best[number] = max(best[number], rate)
         alone, crowded = best
         return [
@@ -92,13 +92,13 @@ class Comparison:
             store: Any = site.app.store
             _enqueue(site, passing)
             with self._place.snapshot(store) if hold else nullcontext():
-                bench_live.drain(site, passing, 1)
+                live.drain(site, passing, 1)
             start = self._place.before_last(store, last)
             found = site.completions(start)
             return found._replace(first=start).rate
 
 
 def _enqueue(site: Site, count: int) -> None:
-    from tenure.cli.bench_jobs import nothing
+    from tenure.bench.jobs import nothing
 
-    bench_raw.enqueue_in_batches(site.app, nothing, count, site.tell)
+    raw.enqueue_in_batches(site.app, nothing, count, site.tell)

@@ -9,7 +9,7 @@ from tenure.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tenure.cli.bench_place import Place
+    from tenure.bench.place import Place
 
 RATES = ("raw", "own", "enqueue", "drain")
 DEFAULT = (*RATES, "pickup")
@@ -19,7 +19,7 @@ ON_REQUEST = (
 )  # fmt: skip
 EVERY = (*DEFAULT, *ON_REQUEST)
 
-# Sections with a worker, each a function of bench_live: which of its numbers to show, as (key,
+# Sections with a worker, each a function of live.py: which of its numbers to show, as (key,
 # name, unit).
 SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "pickup": (

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tenure.cli.bench_raw import percentile
+from tenure.bench.raw import percentile
 from tenure.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from tenure.app import App
-    from tenure.cli.bench_place import Completions, Place, Tell
+    from tenure.bench.place import Completions, Place, Tell
     from tenure.config import Settings
 
 COLD_APP = """
@@ -67,7 +67,7 @@ class Site(NamedTuple):
 
 
 def worker_command(*options: str) -> list[str]:
-    app = "tenure.cli.bench_jobs:app"
+    app = "tenure.bench.jobs:app"
     return [sys.executable, "-m", "tenure", "-A", app, "worker", "-l", "error", *options]
 
 
@@ -184,7 +184,7 @@ def paced(
 
 def pickup(site: Site) -> dict[str, float]:
     """An idle worker, one job every 50 ms, 200 times."""
-    from tenure.cli.bench_jobs import clock
+    from tenure.bench.jobs import clock
 
     def enqueue(number: int) -> tuple[str, float]:
         before = time.time()
@@ -196,7 +196,7 @@ def pickup(site: Site) -> dict[str, float]:
 
 def silent(site: Site) -> dict[str, float]:
     """The same without hints (TENURE_NOTIFY=0): polling alone has to find each job."""
-    from tenure.cli.bench_jobs import clock
+    from tenure.bench.jobs import clock
 
     def enqueue(number: int) -> tuple[str, float]:
         before = time.time()
@@ -208,7 +208,7 @@ def silent(site: Site) -> dict[str, float]:
 
 def rush(site: Site) -> dict[str, float]:
     """100 jobs one by one, as fast as they go, to a worker that has worked before; five times."""
-    from tenure.cli.bench_jobs import clock
+    from tenure.bench.jobs import clock
 
     taken = []
     with worker(site):
@@ -222,7 +222,7 @@ def rush(site: Site) -> dict[str, float]:
 
 def _one_rush(site: Site) -> float:
     """Seconds from the first call to the moment when history has them all."""
-    from tenure.cli.bench_jobs import nothing
+    from tenure.bench.jobs import nothing
 
     before, began = site.completions().jobs, time.monotonic()
     for number in range(RUSH):
@@ -234,7 +234,7 @@ def _one_rush(site: Site) -> float:
 def commit(site: Site) -> dict[str, float]:
     """A queue fed at 200 a second; every other job in a caller's transaction, and those count,
     from just before the COMMIT."""
-    from tenure.cli.bench_jobs import clock
+    from tenure.bench.jobs import clock
 
     with site.place.caller(site.app.store) as caller:
         connection = caller.connection
@@ -256,8 +256,8 @@ def commit(site: Site) -> dict[str, float]:
 
 def priority(site: Site) -> dict[str, float]:
     """Priority 1 beside a backlog of 100,000 that a busy worker is eating."""
-    from tenure.cli.bench_jobs import clock, nothing
-    from tenure.cli.bench_raw import enqueue_in_batches
+    from tenure.bench.jobs import clock, nothing
+    from tenure.bench.raw import enqueue_in_batches
 
     enqueue_in_batches(site.app, nothing, BACKLOG, site.tell)
     first = clock.options(priority=1)
@@ -274,7 +274,7 @@ def priority(site: Site) -> dict[str, float]:
 
 def delayed(site: Site) -> dict[str, float]:
     """100 jobs due between 0.5 and 2.5 s from now, on an idle worker: how late each starts."""
-    from tenure.cli.bench_jobs import clock
+    from tenure.bench.jobs import clock
 
     with worker(site):
         jobs = [clock.options(delay=0.5 + place / 50).job({"n": place}) for place in range(100)]
@@ -335,7 +335,7 @@ def _megabytes(pid: int) -> float:
 
 def idle(site: Site) -> dict[str, float]:
     """Supervisor and one child after a little work and 10 s of silence."""
-    from tenure.cli.bench_jobs import clock
+    from tenure.bench.jobs import clock
 
     window = 15.0 if site.quick else 60.0
     with worker(site) as process:
@@ -357,7 +357,7 @@ def idle(site: Site) -> dict[str, float]:
 
 def sleepers(site: Site) -> dict[str, float]:
     """1,000 async jobs that sleep 3 s in one child: how many slept at once, when all had begun."""
-    from tenure.cli.bench_jobs import sleep
+    from tenure.bench.jobs import sleep
 
     with worker(site, "-c", "1000", "-p", "1"):
         before = time.time()
@@ -398,7 +398,7 @@ def _leases(site: Site) -> dict[str, int]:
 
 def _five_running(site: Site) -> dict[str, int]:
     """The leases of five new jobs that have started."""
-    from tenure.cli.bench_jobs import sleep
+    from tenure.bench.jobs import sleep
 
     before = _leases(site).keys()
     for _ in range(5):
