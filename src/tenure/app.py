@@ -22,7 +22,7 @@ from tenure.task import Task, TaskDecorator
 if TYPE_CHECKING:
     from tenure.config import Settings
     from tenure.engine.client import Client
-    from tenure.engine.plan import Summary
+    from tenure.engine.worker_options import Summary
     from tenure.store import QueueInfo, Store, WorkerInfo
     from tenure.stored import Event, Job
     from tenure.wakeup import Wakeup
@@ -90,11 +90,11 @@ def open_wakeup(settings: Settings, store: Store) -> Wakeup:
     return SqliteWakeup(os.path.abspath(sqlite_path(settings.url)), store, enabled=settings.notify)
 
 
-def run_fleet(spec: str, **options: Any) -> Summary:
+def run_worker(spec: str, **options: Any) -> Summary:
     """`tenure worker`: a supervisor here, children that import the app `spec` names."""
-    from tenure.engine.fleet import run_fleet
+    from tenure.engine.worker import run_worker
 
-    return run_fleet(spec, open_store, open_wakeup, **options)
+    return run_worker(spec, open_store, open_wakeup, **options)
 
 
 class App:
@@ -433,4 +433,4 @@ def _where(function: Callable[..., Any]) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
 
 
-__all__ = ["Actor", "App", "open_store", "open_wakeup", "run_fleet", "sqlite_path"]
+__all__ = ["Actor", "App", "open_store", "open_wakeup", "run_worker", "sqlite_path"]

@@ -21,10 +21,10 @@ from dataclasses import replace
 from tenure.app import sqlite_path
 from tenure.config import Settings
 from tenure.engine.board import inherited_board
-from tenure.engine.child import hello_of, serve
-from tenure.engine.copies import ignore_signals
+from tenure.engine.child_process import hello_of, serve
+from tenure.engine.forks import ignore_signals
+from tenure.engine.messages import Refused, frame
 from tenure.engine.sources import source_folders, without_ours
-from tenure.engine.wire import Refused, frame
 from tenure.errors import TenureError
 from tenure.loading import load_app
 from tenure.observe.log import configure_logging

@@ -77,8 +77,8 @@ START = (
 import faulthandler, json, logging, signal, sys
 faulthandler.register(signal.SIGUSR1)  # where every thread is, into the log
 logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-from tenure.app import run_fleet
-summary = run_fleet("jobs:app", **json.loads(sys.argv[1]))
+from tenure.app import run_worker
+summary = run_worker("jobs:app", **json.loads(sys.argv[1]))
 print(json.dumps(summary._asdict()))
 """
 )

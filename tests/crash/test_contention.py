@@ -34,11 +34,11 @@ JOBS = """
 BUSY = """
 import json, os, sys, time
 import jobs
-from tenure.engine import host
+from tenure.engine import machine
 from tenure.outcome import Completed, Ended
 
 store = jobs.app.store
-worker = store.register(host.identify(host.new_worker_id(), 3600, {}))
+worker = store.register(machine.identify(machine.new_worker_id(), 3600, {}))
 queue = f"q{os.getpid()}"
 task = jobs.small.options(queue=queue)
 print("ready", flush=True)

@@ -18,7 +18,7 @@ import pytest
 
 import tenure
 from crash.harness import Workshop, eventually
-from tenure.engine import chronicle
+from tenure.engine import job_log
 from tenure.ids import new_id
 
 NOW = tenure.Retry(attempts=3, backoff=tenure.Fixed(0))
@@ -177,7 +177,7 @@ def test_a_storm_of_failures_is_no_storm_of_lines(
     told = sum(int(match[1].replace(",", "")) for match in found if match)
     seconds = records[-1].created - records[0].created
     assert len(lines) + told == 3000
-    assert len(lines) <= chronicle.MOST_LINES * (seconds + 2)
+    assert len(lines) <= job_log.MOST_LINES * (seconds + 2)
     assert len(sums) <= seconds + 2
     assert f"work: ValueError at {HERE}:" in sums[0]
     assert sum(bool(r.exc_text) for r in records) == 1

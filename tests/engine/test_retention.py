@@ -16,7 +16,7 @@ from places import only
 from stopwatch import waited
 from tenure.stores.postgres import PostgresStore
 
-from .test_loops import BROKEN_STORE, WORK, doctor
+from .test_worker_threads import BROKEN_STORE, WORK, doctor
 
 EVERY = 2.0
 SHORT = f"""

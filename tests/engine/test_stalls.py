@@ -12,9 +12,9 @@ import pytest
 
 from contract.builders import claim, get, put_many, started_job, worker, worker_row
 from tenure.config import Settings
-from tenure.engine import host, janitor
+from tenure.engine import machine, rescue
 from tenure.engine.board import boards_of, make_board
-from tenure.engine.janitor import Janitor
+from tenure.engine.rescue import Rescuer
 from tenure.ids import new_id
 from tenure.stores.sqlite import SqliteStore
 
@@ -33,7 +33,7 @@ class Hands:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Hands:
     hands = Hands()
-    monkeypatch.setattr(janitor, "time", hands)
+    monkeypatch.setattr(rescue, "time", hands)
     return hands
 
 
@@ -47,7 +47,7 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
 
 def test_a_worker_that_renews_no_more_while_we_do(store: SqliteStore, clock: Hands) -> None:
     settings = Settings(lease_seconds=LEASE, lease_renew_seconds=RENEW)
-    ours, theirs = Janitor(store, settings), worker(store, lease_ms=int(LEASE * 1000))
+    ours, theirs = Rescuer(store, settings), worker(store, lease_ms=int(LEASE * 1000))
     own = worker(store)
     started_job(store, theirs)
 
@@ -66,7 +66,7 @@ def test_after_a_stall_of_our_own_the_observation_starts_again(
 ) -> None:
     """A lock that nobody could write past, a stopped machine: they renew a moment after us."""
     settings = Settings(lease_seconds=LEASE, lease_renew_seconds=RENEW)
-    ours, theirs = Janitor(store, settings), worker(store, lease_ms=int(LEASE * 1000))
+    ours, theirs = Rescuer(store, settings), worker(store, lease_ms=int(LEASE * 1000))
     own = worker(store)
     started_job(store, theirs)
     ours.wrote(clock.now)
@@ -83,7 +83,7 @@ def test_what_the_boards_of_a_dead_worker_say_is_charged(store: SqliteStore) -> 
     """And they go with it."""
     ended = subprocess.Popen(["true"])
     ended.wait()
-    here = {"host": socket.gethostname(), "boot": host.boot(), "pid": ended.pid}
+    here = {"host": socket.gethostname(), "boot": machine.boot(), "pid": ended.pid}
     dead = worker(store, id=f"here:{ended.pid}:{new_id()}", **here)
     put_many(store, 2)
     first, second = claim(store, dead)
@@ -93,7 +93,7 @@ def test_what_the_boards_of_a_dead_worker_say_is_charged(store: SqliteStore) -> 
     board.start(1, 1.0)
     fcntl.flock(board._handle, fcntl.LOCK_UN)  # as its owner's death does
 
-    assert Janitor(store, Settings()).look(worker(store)) == 2
+    assert Rescuer(store, Settings()).look(worker(store)) == 2
 
     assert (get(store, first.id).losses, get(store, second.id).losses) == (0, 1)
     assert boards_of(dead.id) == []

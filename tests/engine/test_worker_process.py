@@ -131,8 +131,8 @@ def test_without_hints_polling_finds_everything(workshop: Callable[..., Workshop
 
 def test_an_app_that_cannot_be_loaded_ends_the_worker_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import no_such_module_here\n")
-    command = [sys.executable, "-c", "import sys; from tenure.app import run_fleet; "
-               "run_fleet(sys.argv[1])"]  # fmt: skip
+    command = [sys.executable, "-c", "import sys; from tenure.app import run_worker; "
+               "run_worker(sys.argv[1])"]  # fmt: skip
     for spec, message in (
         ("missing:app", "no module 'missing'"),
         ("broken:app", "no_such_module_here"),
@@ -237,7 +237,7 @@ def test_a_worker_without_tables_says_what_to_do_and_makes_none(
     tmp_path: Path, database: str
 ) -> None:
     (tmp_path / "empty.py").write_text(NO_TABLES.format(url=database))
-    command = [sys.executable, "-c", "from tenure.app import run_fleet; run_fleet('empty:app')"]
+    command = [sys.executable, "-c", "from tenure.app import run_worker; run_worker('empty:app')"]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60,
         check=False,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.engine import host
+from tenure.engine import machine
 from tenure.stores.sqlite import SqliteStore
 from tenure.stores.sqlite.file import wall_ms
 
@@ -40,7 +40,7 @@ def store(tmp_path: Path, clock: Clock) -> Iterator[SqliteStore]:
 
 
 def claim(store: SqliteStore) -> list[str]:
-    worker = store.register(host.identify(host.new_worker_id(), 30, {}))
+    worker = store.register(machine.identify(machine.new_worker_id(), 30, {}))
     return [job.id for job in store.claim(worker, [(TERMS.queue, 10)]).jobs]
 
 

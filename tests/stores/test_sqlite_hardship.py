@@ -69,7 +69,7 @@ from tenure.ids import new_ids
 from tenure.job import NewJob, Terms
 from tenure.stores.sqlite import SqliteStore
 from tenure.outcome import Completed, Ended
-from tenure.engine import host
+from tenure.engine import machine
 
 folder, how = sys.argv[1], sys.argv[2]
 if how == "disk":
@@ -100,7 +100,7 @@ def jobs():
     return [NewJob(id, terms, '{"text":"%s"}' % ("x" * 20_000)) for id in new_ids(1)]
 
 store = SqliteStore(folder + "/jobs.db")
-worker = store.register(host.identify(host.new_worker_id(), 3600, {}))
+worker = store.register(machine.identify(machine.new_worker_id(), 3600, {}))
 stored = [store.enqueue(jobs())[0].id]
 claimed = store.claim(worker, [("default", 1)]).jobs
 limit(room=False)

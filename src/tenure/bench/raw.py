@@ -74,9 +74,9 @@ def enqueue_in_batches(app: App, task: Any, count: int, tell: Tell) -> float:
 
 
 def register(store: Store) -> Registration:
-    from tenure.engine import host
+    from tenure.engine import machine
 
-    return store.register(host.identify(host.new_worker_id(), 600.0, {"name": "bench"}))
+    return store.register(machine.identify(machine.new_worker_id(), 600.0, {"name": "bench"}))
 
 
 def own_loop(store: Store, count: int, tell: Tell) -> float:

@@ -21,8 +21,8 @@ from tenure.config import Settings
 from tenure.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
-    from tenure.engine.plan import Summary
     from tenure.engine.supervisor import Supervisor
+    from tenure.engine.worker_options import Summary
     from tenure.store import QueueInfo, Store
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -109,7 +109,7 @@ def work(args: argparse.Namespace) -> int:
     from tenure.app import open_store, open_wakeup
     from tenure.cli.logs import configure_logging
     from tenure.cli.relay import Relay
-    from tenure.engine.fleet import run_fleet
+    from tenure.engine.worker import run_worker
 
     if args.reload and args.drain:
         raise ConfigError("--reload goes on until it is stopped, --drain ends: leave one out")
@@ -134,7 +134,7 @@ def work(args: argparse.Namespace) -> int:
             progress.start(open_store(settings), supervisor, args.queues or settings.queues)
 
     try:
-        summary = run_fleet(
+        summary = run_worker(
             spec,
             opened,
             open_wakeup,
@@ -205,7 +205,7 @@ class Progress:
         self._asked = 0.0  # seconds that the last look has asked the store
 
     def start(self, store: Store, supervisor: Supervisor, queues: str | None) -> None:
-        from tenure.engine.plan import parse_queues
+        from tenure.engine.worker_options import parse_queues
 
         wanted = parse_queues(queues)
         run = threading.Thread(

@@ -16,15 +16,15 @@ from typing import Protocol
 import msgspec
 
 from tenure.engine.board import make_board
-from tenure.engine.child import hello_of
-from tenure.engine.copies import end_copy, keep_copies_apart
-from tenure.engine.crew import SLOTS, Child, excuse
+from tenure.engine.child_process import hello_of
+from tenure.engine.children import SLOTS, Child, excuse
 from tenure.engine.desk import Desk, Employer
 from tenure.engine.executor import Executor
-from tenure.engine.plan import Plan, Summary, parse_queues, point_out_unknown
-from tenure.engine.standby import Standby
+from tenure.engine.forks import end_copy, keep_copies_apart
+from tenure.engine.loop_watch import LoopWatch
+from tenure.engine.messages import Cancel, Forget, Report, Run, Stop, ToChild
 from tenure.engine.supervisor import Supervisor
-from tenure.engine.wire import Cancel, Forget, Report, Run, Stop, ToChild
+from tenure.engine.worker_options import Summary, WorkerOptions, parse_queues, point_out_unknown
 from tenure.store import Store
 from tenure.wakeup import Wakeup
 
@@ -56,7 +56,7 @@ class _Local:
         self._thread = threading.Thread(target=self._serve, name="tenure-executor", daemon=True)
         self._thread.start()
         ident = self._thread.ident or 0
-        self._standby = Standby(self._executor, ident)
+        self._standby = LoopWatch(self._executor, ident)
         threading.Thread(target=self._standby.run, name="tenure-standby", daemon=True).start()
 
     def send(self, message: ToChild) -> None:
@@ -99,7 +99,7 @@ def _supervisor(
     drain: bool,
 ) -> tuple[Supervisor, Child, Wakeup]:
     settings = app.settings
-    plan = Plan(
+    plan = WorkerOptions(
         queues=parse_queues(queues if queues is not None else settings.queues),
         concurrency=concurrency or settings.concurrency,
         drain=drain,

@@ -23,12 +23,12 @@ from typing import Any, TypeVar
 from tenure import outcome
 from tenure.context import Lifecycle, act_for
 from tenure.engine.board import Board
-from tenure.engine.chronicle import Chronicle
-from tenure.engine.copies import end_copy
 from tenure.engine.desk import Desk
+from tenure.engine.forks import end_copy
+from tenure.engine.handler_threads import HandlerThreads
+from tenure.engine.job_log import JobLog
+from tenure.engine.messages import Assignment, Cancel, Report, Run
 from tenure.engine.run import JobRun, call, judge_error, judge_value, why_stopped
-from tenure.engine.threads import Threads
-from tenure.engine.wire import Assignment, Cancel, Report, Run
 
 log = logging.getLogger("tenure.worker")
 
@@ -69,8 +69,8 @@ class Executor:
         self._running: dict[str, JobRun] = {}
         self._ended: list[outcome.Ended] = []
         self._said: list[tuple[str, int, str]] = []  # last words on progress of what has ended
-        self._chronicle = Chronicle(lambda: desk.worker.id)
-        self._threads = Threads(self._run_in_thread)
+        self._chronicle = JobLog(lambda: desk.worker.id)
+        self._threads = HandlerThreads(self._run_in_thread)
         self._over: deque[tuple[JobRun, outcome.Outcome]] = deque()  # runs, not yet collected
         self._collecting = False
         self._loop: asyncio.AbstractEventLoop

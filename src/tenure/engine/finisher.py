@@ -11,7 +11,7 @@ import logging
 import threading
 from collections import Counter
 
-from tenure.engine.chronicle import died
+from tenure.engine.job_log import died
 from tenure.errors import StoreBusy, StoreError
 from tenure.outcome import Completed, Ended
 from tenure.store import Accepted, Registration, Store

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from tenure.engine.roster import Roster
 from tenure.engine.sources import Sources
+from tenure.engine.worker_state import WorkerState
 
 log = logging.getLogger("tenure.worker")
 
@@ -16,7 +16,7 @@ GRACE_SECONDS = 5.0  # running jobs get to finish, or less: a shutdown's
 
 
 class Reload:
-    def __init__(self, roster: Roster, grace: float) -> None:
+    def __init__(self, roster: WorkerState, grace: float) -> None:
         self._roster = roster
         self._grace = min(grace, GRACE_SECONDS)
         self.sources = Sources()

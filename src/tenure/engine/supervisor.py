@@ -28,18 +28,18 @@ from typing import Any, Protocol
 
 from tenure import outcome
 from tenure.config import Settings
-from tenure.engine import host
-from tenure.engine.crew import MOST_AHEAD_PARALLEL, CannotStart, Child
-from tenure.engine.janitor import Janitor
-from tenure.engine.loops import Loops
-from tenure.engine.plan import ENDS, Plan, Summary
-from tenure.engine.pump import Pump
+from tenure.engine import machine
+from tenure.engine.child_watch import ChildWatch
+from tenure.engine.children import MOST_AHEAD_PARALLEL, CannotStart, Child
+from tenure.engine.dispatcher import Dispatcher
+from tenure.engine.lease_renewal import LeaseRenewal
+from tenure.engine.messages import FromChild, Hello, Refused, Report
 from tenure.engine.reload import Reload
-from tenure.engine.renewal import Renewal
+from tenure.engine.rescue import Rescuer
 from tenure.engine.retention import Retention
-from tenure.engine.roster import Roster
-from tenure.engine.watch import Watch
-from tenure.engine.wire import FromChild, Hello, Refused, Report
+from tenure.engine.worker_options import ENDS, Summary, WorkerOptions
+from tenure.engine.worker_state import WorkerState
+from tenure.engine.worker_threads import WorkerThreads
 from tenure.errors import StoreError
 from tenure.job import ClaimedJob
 from tenure.store import Registration, Store
@@ -60,15 +60,17 @@ class Starter(Protocol):
 
 
 class Supervisor:
-    def __init__(self, store: Store, settings: Settings, wakeup: Wakeup, plan: Plan) -> None:
+    def __init__(
+        self, store: Store, settings: Settings, wakeup: Wakeup, plan: WorkerOptions
+    ) -> None:
         self._store = store
         self._settings = settings
         self._plan = plan
         self._events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self._roster = Roster()
-        self._janitor = Janitor(store, settings)
+        self._roster = WorkerState()
+        self._janitor = Rescuer(store, settings)
         self._retention = Retention(store, settings)
-        self._pump = Pump(
+        self._pump = Dispatcher(
             store,
             settings,
             wakeup,
@@ -79,7 +81,7 @@ class Supervisor:
             on_idle=self._look,
             on_calm=self._ask_for_cancels,
         )
-        self._renewal = Renewal(
+        self._renewal = LeaseRenewal(
             store,
             settings.lease_renew_seconds,
             self._roster,
@@ -91,7 +93,7 @@ class Supervisor:
             unwritten=self._pump.finisher.holds,
             claims=lambda: (self._pump.turns, self._pump.busy),
         )
-        self._watch = Watch(self._roster, settings, self._pump.end)
+        self._watch = ChildWatch(self._roster, settings, self._pump.end)
         loops = {
             "pump": self._pump.run,
             "renewal": self._renewal.run,
@@ -106,7 +108,7 @@ class Supervisor:
             )
         if store.parallel:
             loops["finishes"] = self._pump.run_finishes
-        self._loops = Loops(loops)
+        self._loops = WorkerThreads(loops)
         self._not_before = 0.0  # no child is started before then
         self._start_pause = 0.0
         self._stopping = False  # plain: set by signal handlers, which must take no lock
@@ -128,8 +130,8 @@ class Supervisor:
     def enlist(self, id: str | None = None) -> None:
         """Become a worker: a new row, a new number, never used before."""
         began = time.monotonic()
-        name = id or host.new_worker_id()
-        info = host.identify(name, self._settings.lease_seconds, self._meta())
+        name = id or machine.new_worker_id()
+        info = machine.identify(name, self._settings.lease_seconds, self._meta())
         self._roster.worker = self._store.register(info)
         self._renewal.holds_from(began)
 

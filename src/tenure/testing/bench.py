@@ -19,8 +19,8 @@ from tenure.testing.assertions import refuse_transaction
 from tenure.testing.clock import Clock, clock_of, milliseconds, replaced
 
 if TYPE_CHECKING:  # pytest imports this module first of all: the engine only where it is used
-    from tenure.engine.plan import Summary
     from tenure.engine.run import JobRun
+    from tenure.engine.worker_options import Summary
     from tenure.outcome import Outcome
 
 RUNAWAY = 1000  # runs, then a drain without a limit says that it does not end
@@ -75,7 +75,7 @@ class _Bench(AbstractContextManager["_Bench"]):
     def __init__(self, app: App, queues: str | Sequence[str] | None, raise_failures: bool) -> None:
         from asyncio import Runner, new_event_loop
 
-        from tenure.engine.plan import parse_queues
+        from tenure.engine.worker_options import parse_queues
 
         self._app, self._raise = app, raise_failures
         self._queues = parse_queues(queues)
@@ -110,11 +110,13 @@ class _Bench(AbstractContextManager["_Bench"]):
                 self.busy.release()
 
     def work(self, limit: int | None = None, clock: Clock | None = None) -> Summary:
-        from tenure.engine import desk, finisher, host, plan
+        from tenure.engine import desk, finisher, machine, worker_options
 
         app, store, begun = self._app, self._app.store, time.monotonic()
         clock_of(app)
-        info = host.identify(host.new_worker_id(), app.settings.lease_seconds, {"name": "testing"})
+        info = machine.identify(
+            machine.new_worker_id(), app.settings.lease_seconds, {"name": "testing"}
+        )
         self._desk, self._finisher = desk.Desk(app), finisher.Finisher(store)
         self._desk.worker = store.register(info)
         self._failures: list[JobFailed] = []
@@ -132,10 +134,12 @@ class _Bench(AbstractContextManager["_Bench"]):
             )
         if self._raise and self._failures:
             raise self._failures[0]
-        counts = {n: c for n, c in self._finisher.counts.items() if n in plan.Summary._fields}
+        counts = {
+            n: c for n, c in self._finisher.counts.items() if n in worker_options.Summary._fields
+        }
         queued = store.totals().jobs["queued"]
         left = {"queued": queued} if queued else {}
-        return plan.Summary(**counts, seconds=time.monotonic() - begun, left=left)
+        return worker_options.Summary(**counts, seconds=time.monotonic() - begun, left=left)
 
     def _next(self, clock: Clock | None) -> ClaimedJob | None:
         """The next job due, after turning the clock if there is one to turn."""

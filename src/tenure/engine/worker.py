@@ -17,13 +17,13 @@ from dataclasses import replace
 from typing import Any
 
 from tenure.config import Settings
-from tenure.engine import host
-from tenure.engine.crew import CannotStart, Child, Crew, Streams
+from tenure.engine import machine
+from tenure.engine.children import CannotStart, Child, Launcher, Streams
 from tenure.engine.embedded import stopped_by_signals
-from tenure.engine.plan import Plan, Summary, parse_queues, point_out_unknown
+from tenure.engine.messages import FromChild, Hello, Refused
 from tenure.engine.sources import Sources
 from tenure.engine.supervisor import Supervisor
-from tenure.engine.wire import FromChild, Hello, Refused
+from tenure.engine.worker_options import Summary, WorkerOptions, parse_queues, point_out_unknown
 from tenure.errors import ConfigError
 from tenure.store import Store
 from tenure.wakeup import Wakeup
@@ -40,7 +40,7 @@ CONNECTIONS = 2
 COLLECT_AFTER = 50_000
 
 
-def run_fleet(
+def run_worker(
     spec: str,
     open_store: Callable[[Settings], Store],
     open_wakeup: Callable[[Settings, Store], Wakeup],
@@ -60,8 +60,8 @@ def run_fleet(
 ) -> Summary:
     wanted_queues = parse_queues(queues)
     mail = _Mail()
-    worker_id = host.new_worker_id()
-    crew = Crew(spec, lambda: worker_id, mail.put, lambda child: mail.put(child, None), streams)
+    worker_id = machine.new_worker_id()
+    crew = Launcher(spec, lambda: worker_id, mail.put, lambda child: mail.put(child, None), streams)
     crew.processes = processes or 0
     crew.reloads = reload
     first, hello = _first_child(lambda: _insist(lambda: crew.start(concurrency)), mail, reload)
@@ -77,7 +77,7 @@ def run_fleet(
     settings = replace(settings, connections=min(settings.connections, CONNECTIONS), **given)
     first.concurrency = settings.concurrency
     first.greeted()
-    plan = Plan(
+    plan = WorkerOptions(
         queues=wanted_queues if queues is not None else parse_queues(settings.queues),
         concurrency=settings.concurrency,
         processes=settings.processes,

@@ -17,7 +17,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 WELL_AGAIN = 60.0  # after so many seconds without a failure the pauses begin anew
 
 
-class Loops:
+class WorkerThreads:
     def __init__(self, loops: Mapping[str, Callable[[threading.Event], None]]) -> None:
         self.over = threading.Event()  # they may end
         self._loops = loops

@@ -7,7 +7,7 @@ import time
 import tenure
 from contract.builders import worker
 from places import Place
-from tenure.engine.janitor import Janitor
+from tenure.engine.rescue import Rescuer
 
 LEASE = 0.5
 FORGET = {
@@ -27,7 +27,7 @@ def test_what_was_seen_of_a_worker_is_not_held_against_another_of_its_number(
     app.migrate()
     elsewhere = {"host": "elsewhere", "boot": "x", "lease_ms": int(1000 * LEASE)}
     still = worker(app.store, **elsewhere)
-    janitor = Janitor(app.store, app.settings)
+    janitor = Rescuer(app.store, app.settings)
     me = worker(app.store)
     janitor.look(me)
 

@@ -17,11 +17,11 @@ from contextlib import suppress
 from typing import Any
 
 from tenure.engine.board import Board
-from tenure.engine.copies import end_copy, keep_copies_apart
 from tenure.engine.desk import Desk
 from tenure.engine.executor import Executor
-from tenure.engine.standby import Standby
-from tenure.engine.wire import (
+from tenure.engine.forks import end_copy, keep_copies_apart
+from tenure.engine.loop_watch import LoopWatch
+from tenure.engine.messages import (
     Cancel,
     Forget,
     Frames,
@@ -71,7 +71,7 @@ def _delay(retry: Retry, late: TimeoutError, attempt: int) -> float:
         return Exponential().delay(attempt)
 
 
-class Vigil:
+class SupervisorWatch:
     """A child's watch over its supervisor.
 
     A supervisor that stands still (SIGSTOP, a debugger) does not renew its lease; when that has
@@ -242,13 +242,13 @@ async def _serve(
         board.leave()
         os._exit(ORPHANED)
 
-    await _start_thread("vigil", Vigil(board, app.settings.lease_seconds, tell, end).run)
+    await _start_thread("vigil", SupervisorWatch(board, app.settings.lease_seconds, tell, end).run)
     try:
         sock.sendall(frame(hello))
     except OSError:
         return False  # our supervisor is gone already
     link.open()
-    await _start_thread("standby", Standby(link.executor, threading.get_ident(), link.read).run)
+    await _start_thread("standby", LoopWatch(link.executor, threading.get_ident(), link.read).run)
     await link.ended.wait()
     return not link.garbled
 

@@ -11,8 +11,8 @@ import pytest
 
 from contract.builders import claim, put_many, worker
 from crash.harness import eventually
-from tenure.engine.renewal import Renewal
-from tenure.engine.roster import Roster
+from tenure.engine.lease_renewal import LeaseRenewal
+from tenure.engine.worker_state import WorkerState
 from tenure.job import ClaimedJob
 from tenure.outcome import Ended
 from tenure.stores.sqlite import SqliteStore
@@ -24,7 +24,7 @@ class Bench:
     def __init__(self, path: Path) -> None:
         self.store = SqliteStore(str(path))
         self.store.migrate()
-        self.roster = Roster()
+        self.roster = WorkerState()
         self.roster.worker = worker(self.store)
         self.over, self.on_its_way = 0, False
         self.renewals, self.last = 0, 10_000
@@ -42,7 +42,7 @@ class Bench:
 
     @contextmanager
     def renewing(self) -> Iterator[None]:
-        renewal = Renewal(
+        renewal = LeaseRenewal(
             self.store,
             0.01,
             self.roster,

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from tenure.engine.roster import Roster
+from tenure.engine.worker_state import WorkerState
 from tenure.errors import StoreError
 from tenure.outcome import Ended, Released
 from tenure.store import Registration, Store
@@ -21,12 +21,12 @@ PULSE_SECONDS = 0.25
 TOUCH_SECONDS = 60.0  # so often the boards' files are said to be in use
 
 
-class Renewal:
+class LeaseRenewal:
     def __init__(
         self,
         store: Store,
         every: float,
-        roster: Roster,
+        roster: WorkerState,
         *,
         lease: float,
         news: Callable[[], Mapping[str, object] | None],

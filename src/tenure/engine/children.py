@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Protocol
 
 from tenure.engine.board import Board, make_board
-from tenure.engine.wire import Assignment, Cancel, FromChild, Pipe, Run, Stop, ToChild
+from tenure.engine.messages import Assignment, Cancel, FromChild, Pipe, Run, Stop, ToChild
 from tenure.job import ClaimedJob
 from tenure.store import Registration
 
@@ -276,7 +276,7 @@ def excuse(board: Board) -> bool:
     return board.path is None
 
 
-class Crew:
+class Launcher:
     """Starts children of one app. Always from one long-lived thread: on Linux a child dies with
     the thread that started it."""
 

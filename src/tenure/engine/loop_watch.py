@@ -30,7 +30,7 @@ AGAIN_SECONDS = 60.0  # until the same task is named again for the same line
 MOST_REMEMBERED = 1000
 
 
-class Standby:
+class LoopWatch:
     def __init__(
         self, executor: Executor, loop_thread: int, read: Callable[[], None] | None = None
     ) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
-from tenure.engine.crew import Child
+from tenure.engine.children import Child
 from tenure.job import ClaimedJob
 from tenure.store import Registration
 
 
-class Roster:
+class WorkerState:
     def __init__(self) -> None:
         self.worker = Registration(0, "")  # who we are to the store
         self.children: list[Child] = []

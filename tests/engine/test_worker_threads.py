@@ -15,7 +15,7 @@ import pytest
 
 from crash.harness import START, Workshop, environment, eventually
 from places import only
-from tenure.engine.loops import FIRST_PAUSE, Loops
+from tenure.engine.worker_threads import FIRST_PAUSE, WorkerThreads
 
 WORK = """
     @app.task
@@ -25,11 +25,11 @@ WORK = """
 
 # A store with bugs that come and go: what it raises is no StoreError.
 BROKEN_STORE = START.replace(
-    "summary = run_fleet(",
+    "summary = run_worker(",
     """
 import os
 from tenure.app import open_store, open_wakeup
-from tenure.engine.fleet import run_fleet as run_on
+from tenure.engine.worker import run_worker as run_on
 
 class Broken:
     def __init__(self, store):
@@ -42,10 +42,10 @@ class Broken:
             raise ZeroDivisionError(name)
         return getattr(self._store, name)
 
-def run_fleet(spec, **options):
+def run_worker(spec, **options):
     return run_on(spec, lambda settings: Broken(open_store(settings)), open_wakeup, **options)
 
-summary = run_fleet(""",
+summary = run_worker(""",
 )
 
 
@@ -121,7 +121,7 @@ def test_pauses_grow_while_it_fails_and_begin_anew(caplog: pytest.LogCaptureFixt
             return
         raise ValueError("a bug")
 
-    loops = Loops({"one": loop})
+    loops = WorkerThreads({"one": loop})
     with caplog.at_level(logging.ERROR, logger="tenure.worker"):
         assert loops.start()
         assert done.wait(10)

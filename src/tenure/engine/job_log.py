@@ -31,7 +31,7 @@ MOST_LINES = 100  # a second, of a level
 NAMED = 3  # kinds that the line about the rest names
 
 
-class Chronicle:
+class JobLog:
     """Of one process. `worker` is asked for the worker's id."""
 
     def __init__(self, worker: Callable[[], str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tenure.engine.wire import (
+from tenure.engine.messages import (
     LARGE,
     MOST,
     Assignment,

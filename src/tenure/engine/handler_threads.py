@@ -14,7 +14,7 @@ from tenure.engine.run import JobRun
 log = logging.getLogger("tenure.worker")
 
 
-class Threads:
+class HandlerThreads:
     """As many threads as run `def` handlers at once: a new one whenever none is free."""
 
     LONGEST_PAUSE = 5.0

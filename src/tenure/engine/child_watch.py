@@ -25,10 +25,10 @@ from collections.abc import Callable, Mapping
 
 from tenure import outcome, policy
 from tenure.config import Settings
-from tenure.engine import host
-from tenure.engine.crew import Child
-from tenure.engine.roster import Roster
-from tenure.engine.wire import Forget
+from tenure.engine import machine
+from tenure.engine.children import Child
+from tenure.engine.messages import Forget
+from tenure.engine.worker_state import WorkerState
 from tenure.job import ClaimedJob
 
 log = logging.getLogger("tenure.worker")
@@ -45,10 +45,10 @@ CANCELLED = outcome.Cancelled("cancelled; its process had to be killed")
 NO_ANSWER = outcome.Released("its process did not answer")
 
 
-class Watch:
+class ChildWatch:
     def __init__(
         self,
-        roster: Roster,
+        roster: WorkerState,
         settings: Settings,
         end: Callable[[ClaimedJob, outcome.Outcome], None],
     ) -> None:
@@ -145,7 +145,7 @@ class Watch:
         if child.unweighed:
             return False
         child.weighed = now
-        found = host.resident_bytes(child.pid)
+        found = machine.resident_bytes(child.pid)
         if found is None or found <= self._most_memory:
             return False
         child.worn = True

@@ -13,15 +13,15 @@ import logging
 import time
 
 from tenure.config import Settings
-from tenure.engine import host
+from tenure.engine import machine
 from tenure.engine.board import remove_boards, started_in
-from tenure.engine.chronicle import died
+from tenure.engine.job_log import died
 from tenure.store import Registration, Store, WorkerInfo
 
 log = logging.getLogger("tenure.worker")
 
 
-class Janitor:
+class Rescuer:
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store = store
         self._settings = settings
@@ -47,7 +47,7 @@ class Janitor:
             if worker.id == own.id or worker.dead_at is not None:
                 self._seen.pop(worker.id, None)
                 continue
-            if host.is_gone(worker):
+            if machine.is_gone(worker):
                 put_back += self._rescue(own, worker, "its worker's process is gone", None)
             elif self._stands_still(worker):
                 patience = self._settings.lease_renew_seconds
@@ -69,7 +69,7 @@ class Janitor:
     def _rescue(
         self, own: Registration, worker: WorkerInfo, reason: str, patience: float | None
     ) -> int:
-        started = started_in(worker.id) if host.same_place(worker) else None
+        started = started_in(worker.id) if machine.same_place(worker) else None
         done = self._store.rescue(
             worker.registration,
             worker.beat,
@@ -81,7 +81,7 @@ class Janitor:
         self._seen.pop(worker.id, None)
         if done is None:
             return 0
-        if host.same_place(worker):
+        if machine.same_place(worker):
             remove_boards(worker.id)
         log.warning(
             "worker %s is dead (%s): %d jobs put back, %d that have lost too many set aside",

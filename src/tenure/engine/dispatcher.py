@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 
 from tenure import outcome, policy
 from tenure.config import Settings
-from tenure.engine.chronicle import Chronicle
-from tenure.engine.crew import Child
+from tenure.engine.children import Child
 from tenure.engine.finisher import Finisher
-from tenure.engine.plan import Plan
-from tenure.engine.roster import Roster
+from tenure.engine.job_log import JobLog
+from tenure.engine.worker_options import WorkerOptions
+from tenure.engine.worker_state import WorkerState
 from tenure.errors import StoreError
 from tenure.job import ClaimedJob
 from tenure.store import Store
@@ -39,14 +39,14 @@ SUSPECTS_SECONDS = 1.0  # those we could not take are of types nobody here knows
 CALM_SECONDS, ASK_SECONDS = 0.02, 0.25  # after a hint, until cancel requests are asked for
 
 
-class Pump:
+class Dispatcher:
     def __init__(
         self,
         store: Store,
         settings: Settings,
         wakeup: Wakeup,
-        plan: Plan,
-        roster: Roster,
+        plan: WorkerOptions,
+        roster: WorkerState,
         on_crew: Callable[[], None],
         on_done: Callable[[], None],
         on_idle: Callable[[], None],
@@ -76,7 +76,7 @@ class Pump:
         self.types: frozenset[str] = frozenset()
         self.alone: frozenset[str] = frozenset()  # those of them that run in a process of their own
         self.finisher = Finisher(store)
-        self.chronicle = Chronicle(lambda: roster.worker.id)
+        self.chronicle = JobLog(lambda: roster.worker.id)
         self.claiming = True
         self.busy = False  # a claim is on its way, or what it brought on its way to the children
         self.turns = 0  # claims that are over

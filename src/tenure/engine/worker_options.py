@@ -15,7 +15,7 @@ ENDS = ("completed", "failed", "dead", "cancelled")  # of jobs, in a summary
 MOST_NAMED = 10  # queues, in a line of the log
 
 
-class Plan(NamedTuple):
+class WorkerOptions(NamedTuple):
     queues: Mapping[str, int | None] | None = None  # name -> most at once; None: every queue
     concurrency: int = 50
     processes: int = 1
