@@ -25,10 +25,11 @@ import psycopg
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from contract.builders import new, rescue, started_job, worker
+from engine.parts import worker_state
 from servers import PostgresServer
 from stopwatch import waited
-from tenure.config import Settings
 from tenure.engine import retention
+from tenure.engine.timers import Timer, lanes
 from tenure.stores.postgres import PostgresStore
 
 DAY_MS = 86_400_000
@@ -122,7 +123,7 @@ def report(title: str, found: dict[str, list[tuple[float, float]]]) -> bool:
 
 
 def run(major: int | None, days: int, rows: int) -> bool:
-    retention.PASS_EVERY, retention.ASKED_AGAIN = 2.0, 4
+    retention.PASS_EVERY = 2.0
     with PostgresServer(major=major, fsync=True) as server:
         url = server.url(server.create_database(migrated=True))
         store = PostgresStore(url, notify=False)
@@ -133,13 +134,14 @@ def run(major: int | None, days: int, rows: int) -> bool:
             return int(store.database.run(LEFT, {"names": names})[0][0])
 
         def go_until(done: Callable[[], bool]) -> None:
-            over = threading.Event()
-            keeper = retention.Retention(store, Settings(url=url))
-            thread = threading.Thread(target=keeper.run, args=(over,))
+            state = worker_state(url=url)
+            timer = Timer("retention", 0.5, retention.Retention(store, state).run, "retention")
+            (lane,) = lanes([timer], state.failures).values()
+            thread = threading.Thread(target=lane, args=(state.over,))
             thread.start()
             while not done():
                 time.sleep(0.1)
-            over.set()
+            state.over.set()
             thread.join()
 
         with psycopg.connect(url) as theirs:

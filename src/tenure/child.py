@@ -21,10 +21,11 @@ from dataclasses import replace
 from tenure.app import sqlite_path
 from tenure.config import Settings
 from tenure.engine.board import inherited_board
-from tenure.engine.child_process import hello_of, serve
+from tenure.engine.child_process import serve
 from tenure.engine.forks import ignore_signals
-from tenure.engine.messages import Refused, frame
-from tenure.engine.sources import source_folders, without_ours
+from tenure.engine.hello import hello_of, source_folders
+from tenure.engine.messages import Refused
+from tenure.engine.pipe import frame
 from tenure.errors import TenureError
 from tenure.loading import load_app
 from tenure.observe.log import configure_logging
@@ -54,7 +55,7 @@ def main() -> None:
         if not isinstance(error, TenureError):
             traceback.print_exc()
         elif reloads == "1" and error.__cause__ is not None:
-            traceback.print_exception(without_ours(error.__cause__))
+            traceback.print_exception(_without_ours(error.__cause__))
         folders = source_folders(spec) if reloads == "1" else []
         sock.sendall(frame(Refused(f"{type(error).__name__}: {error}", folders)))
         sock.close()
@@ -74,10 +75,22 @@ def main() -> None:
     os._exit(code)  # threads that handlers have left behind are not waited for
 
 
+def _without_ours(error: BaseException) -> BaseException:
+    """An error of the user's module, without the frames that led to its import."""
+    ours = os.path.dirname(__file__)
+    trace = error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if "importlib" not in file and not file.startswith(ours):
+            break
+        trace = trace.tb_next
+    return error.with_traceback(trace)
+
+
 def _for_a_child(settings: Settings, sharing: int | None) -> Settings:
-    """What the app asks for is for all its children together; who runs a single job has one
-    connection. No web request waits for what a handler enqueues. And whatever directory a handler
-    goes to, the file stays the same."""
+    """The connections that the app asks for are shared by all its children; a child that runs a
+    single job has one. No web request waits for what a handler enqueues, so an enqueue here may
+    take longer. And whatever directory a handler changes to, the file stays the same."""
     share = 1 if sharing is None else max(1, settings.connections // sharing)
     url = settings.url
     if url.startswith("sqlite:"):

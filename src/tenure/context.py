@@ -150,15 +150,15 @@ def checked_actor(actor: object) -> Actor:
 
 
 # -- the context of a run -----------------------------------------------------------------------
-class Run(Protocol):
-    """What the executor gives a context: the lease it runs under and the way back."""
+class CurrentRun(Protocol):
+    """What a `Context` asks of the run behind it: a real one, or a rehearsed one in a test."""
 
     job: ClaimedJob
     cancel_reason: str | None
-    lost: bool
+    lost: bool  # its lease is gone
     settled: bool  # its finish was written by a transaction: the job is over
 
-    def adopt(self, child: NewJob) -> None: ...
+    def adopt(self, follow_up: NewJob) -> None: ...
 
     def report(self, progress: dict[str, Any]) -> None: ...
 
@@ -172,11 +172,7 @@ class Run(Protocol):
 
     def pack(self, value: Any, step: str) -> str: ...
 
-    def transaction(self, result: Callable[[], Any], conn: Any) -> AbstractContextManager[Any]: ...
-
-    def atransaction(
-        self, result: Callable[[], Any], conn: Any
-    ) -> AbstractAsyncContextManager[Any]: ...
+    def transaction(self, result: Callable[[], Any], conn: Any) -> Transaction: ...
 
     async def in_thread(self, call: Callable[..., Any], *args: Any) -> Any: ...
 
@@ -186,7 +182,7 @@ class Context:
 
     __slots__ = ("_log", "_result", "_run", "_steps", "_terms", "_used")
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: CurrentRun) -> None:
         self._run = run
         self._log: logging.LoggerAdapter[logging.Logger] | None = None
         self._steps: dict[str, str] | None = None
@@ -329,23 +325,28 @@ class Context:
         `async with`; on SQLite in `def` handlers only. With `conn=` it is the transaction of your
         ORM: a Session or Connection of SQLAlchemy's (an async one also on SQLite), or Django's
         connection."""
-        return Transaction(self._run, lambda: self._result, conn)
+        return self._run.transaction(lambda: self._result, conn)
 
 
 class Transaction:
-    """One block a run; at its end the job is over."""
+    """`ctx.transaction()`, to be entered by `with` or `async with`. One block a run; at its end the
+    job is over. `blocking` and `awaited` are the two forms of that block."""
 
-    def __init__(self, run: Run, result: Callable[[], Any], conn: Any) -> None:
+    def __init__(self, run: CurrentRun) -> None:
         self._run = run
-        self._result = result
-        self._conn = conn
         self._used = False
         self._blocking: AbstractContextManager[Any] | None = None
         self._awaited: AbstractAsyncContextManager[Any] | None = None
 
+    def blocking(self) -> AbstractContextManager[Any]:
+        raise NotImplementedError
+
+    def awaited(self) -> AbstractAsyncContextManager[Any]:
+        raise NotImplementedError
+
     def __enter__(self) -> Any:
         self._use()
-        self._blocking = self._run.transaction(self._result, self._conn)
+        self._blocking = self.blocking()
         return self._blocking.__enter__()
 
     def __exit__(self, *error: Any) -> bool | None:
@@ -354,7 +355,7 @@ class Transaction:
 
     async def __aenter__(self) -> Any:
         self._use()
-        self._awaited = self._run.atransaction(self._result, self._conn)
+        self._awaited = self.awaited()
         return await self._awaited.__aenter__()
 
     async def __aexit__(self, *error: Any) -> bool | None:
@@ -362,6 +363,9 @@ class Transaction:
         return await self._awaited.__aexit__(*error)
 
     def _use(self) -> None:
-        if self._run.settled or self._used:
-            raise ConfigError("ctx.transaction() is the end of a job: use it once in a run")
+        self._refuse_second(self._used or self._run.settled)
         self._used = True
+
+    def _refuse_second(self, block: bool) -> None:
+        if block:
+            raise ConfigError("ctx.transaction() is the end of a job: use it once in a run")

@@ -11,55 +11,59 @@ import pytest
 
 from contract.builders import claim, put_many, worker
 from crash.harness import eventually
+from tenure.config import Settings
 from tenure.engine.lease_renewal import LeaseRenewal
-from tenure.engine.worker_state import WorkerState
+from tenure.engine.worker_options import WorkerOptions
+from tenure.engine.worker_state import Lease, WorkerState
 from tenure.job import ClaimedJob
 from tenure.outcome import Ended
 from tenure.stores.sqlite import SqliteStore
 
+from .parts import NoHints
 
-class Bench:
-    """A worker of whom only the renewals run, a hundred a second; the claims are ours."""
 
-    def __init__(self, path: Path) -> None:
-        self.store = SqliteStore(str(path))
-        self.store.migrate()
-        self.roster = WorkerState()
-        self.roster.worker = worker(self.store)
-        self.over, self.on_its_way = 0, False
-        self.renewals, self.last = 0, 10_000
-        self.end = threading.Event()
-        self.given: list[Ended] = []
+class CountedLease(Lease):
+    """Says how often it was renewed, and when it has been often enough."""
 
-    def renewed(self, _began: float) -> None:
+    renewals, last, end = 0, 10_000, threading.Event()
+
+    def renewed(self, began: float) -> None:
+        super().renewed(began)
         self.renewals += 1
         if self.renewals == self.last:
             self.end.set()
 
+
+class Bench:
+    """A worker of which only the renewals run, a hundred a second; the claims are the test's."""
+
+    def __init__(self, path: Path) -> None:
+        self.store = SqliteStore(str(path))
+        self.store.migrate()
+        settings = Settings(lease_seconds=1.0, lease_renew_seconds=0.05)
+        self.state = WorkerState(WorkerOptions(), settings, NoHints())
+        self.state.worker = worker(self.store)
+        self.lease = self.state.lease = CountedLease(1.0, 0.05)
+        self.lease.end = threading.Event()
+
+    @property
+    def given(self) -> list[Ended]:
+        return list(self.state.unwritten._ended)
+
     def a_few_renewals(self) -> None:
-        until = self.renewals + 5
-        eventually(lambda: self.renewals >= until, what="a few renewals")
+        until = self.lease.renewals + 5
+        eventually(lambda: self.lease.renewals >= until, what="a few renewals")
 
     @contextmanager
     def renewing(self) -> Iterator[None]:
-        renewal = LeaseRenewal(
-            self.store,
-            0.01,
-            self.roster,
-            lease=1.0,
-            news=lambda: None,
-            on_renewed=self.renewed,
-            on_declared_dead=lambda no: None,
-            give_back=self.given.extend,
-            unwritten=lambda: {end.id for end in self.given},
-            claims=lambda: (self.over, self.on_its_way),
-        )
-        thread = threading.Thread(target=renewal.run, args=(self.end,))
+        renewal = LeaseRenewal(self.store, self.state)
+        renewal._every = 0.01
+        thread = threading.Thread(target=renewal.run, args=(self.lease.end,))
         thread.start()
         try:
             yield
         finally:
-            self.end.set()
+            self.lease.end.set()
             thread.join()
 
 
@@ -73,8 +77,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def claimed(bench: Bench) -> list[ClaimedJob]:
     """What the store has granted, and nobody here has heard of yet."""
     put_many(bench.store, 3)
-    bench.on_its_way = True
-    return claim(bench.store, bench.roster.worker)
+    assert bench.state.begin_claim()
+    return claim(bench.store, bench.state.worker)
 
 
 def test_a_claim_on_its_way_keeps_its_leases_however_often_they_are_renewed(bench: Bench) -> None:
@@ -82,8 +86,8 @@ def test_a_claim_on_its_way_keeps_its_leases_however_often_they_are_renewed(benc
     jobs = claimed(bench)
     with bench.renewing():
         bench.a_few_renewals()
-        bench.roster.alone.extend(jobs)  # handed out
-        bench.over, bench.on_its_way = 1, False
+        bench.state.set_apart(jobs)  # handed out
+        bench.state.end_claim()
         bench.a_few_renewals()
 
     assert bench.given == []
@@ -97,7 +101,9 @@ def test_leases_of_a_lost_claim_are_given_back_once_it_is_over(
     with bench.renewing():
         bench.a_few_renewals()
         assert bench.given == []
-        bench.over, bench.on_its_way = 1, next_one
+        bench.state.end_claim()
+        if next_one:
+            bench.state.begin_claim()
         bench.a_few_renewals()
 
     assert sorted(end.id for end in bench.given) == sorted(job.id for job in lost)
@@ -107,9 +113,9 @@ def test_leases_of_a_lost_claim_are_given_back_once_it_is_over(
 def test_a_lease_seen_for_the_first_time_is_not_given_back(bench: Bench) -> None:
     """Its job may have ended between the store's answer and our look."""
     claimed(bench)
-    bench.on_its_way = False
-    bench.last = 1
+    bench.state.end_claim()
+    bench.lease.last = 1
     with bench.renewing():
-        eventually(bench.end.is_set, what="the only renewal")
+        eventually(bench.lease.end.is_set, what="the only renewal")
 
-    assert (bench.renewals, bench.given) == (1, [])
+    assert (bench.lease.renewals, bench.given) == (1, [])

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from contract.builders import claim, get, put_many, started_job, worker, worker_row
-from tenure.config import Settings
-from tenure.engine import machine, rescue
+from tenure.engine import machine, rescue, worker_state
 from tenure.engine.board import boards_of, make_board
 from tenure.engine.rescue import Rescuer
+from tenure.engine.worker_state import WorkerState
 from tenure.ids import new_id
 from tenure.stores.sqlite import SqliteStore
+
+from . import parts
 
 LEASE, RENEW = 3.0, 1.0
 
@@ -34,6 +36,7 @@ class Hands:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Hands:
     hands = Hands()
     monkeypatch.setattr(rescue, "time", hands)
+    monkeypatch.setattr(worker_state, "time", hands)
     return hands
 
 
@@ -45,16 +48,21 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
     made.close()
 
 
+def a_state(store: SqliteStore) -> WorkerState:
+    state = parts.worker_state(lease_seconds=LEASE, lease_renew_seconds=RENEW)
+    state.worker = worker(store)
+    return state
+
+
 def test_a_worker_that_renews_no_more_while_we_do(store: SqliteStore, clock: Hands) -> None:
-    settings = Settings(lease_seconds=LEASE, lease_renew_seconds=RENEW)
-    ours, theirs = Rescuer(store, settings), worker(store, lease_ms=int(LEASE * 1000))
-    own = worker(store)
+    state, theirs = a_state(store), worker(store, lease_ms=int(LEASE * 1000))
+    ours = Rescuer(store, state)
     started_job(store, theirs)
 
     put_back = [0]
     while not put_back[-1] and len(put_back) < 10:
-        ours.wrote(clock.now)
-        put_back.append(ours.look(own))
+        state.lease.renewed(clock.now)
+        put_back.append(ours.look())
         clock.now += RENEW
 
     assert sum(put_back) == 1
@@ -65,17 +73,16 @@ def test_after_a_stall_of_our_own_the_observation_starts_again(
     store: SqliteStore, clock: Hands
 ) -> None:
     """A lock that nobody could write past, a stopped machine: they renew a moment after us."""
-    settings = Settings(lease_seconds=LEASE, lease_renew_seconds=RENEW)
-    ours, theirs = Rescuer(store, settings), worker(store, lease_ms=int(LEASE * 1000))
-    own = worker(store)
+    state, theirs = a_state(store), worker(store, lease_ms=int(LEASE * 1000))
+    ours = Rescuer(store, state)
     started_job(store, theirs)
-    ours.wrote(clock.now)
-    assert ours.look(own) == 0
+    state.lease.renewed(clock.now)
+    assert ours.look() == 0
 
     clock.now += 3 * LEASE
-    ours.wrote(clock.now)
+    state.lease.renewed(clock.now)
 
-    assert ours.look(own) == 0
+    assert ours.look() == 0
     assert worker_row(store, theirs).dead_at is None
 
 
@@ -93,7 +100,7 @@ def test_what_the_boards_of_a_dead_worker_say_is_charged(store: SqliteStore) -> 
     board.start(1, 1.0)
     fcntl.flock(board._handle, fcntl.LOCK_UN)  # as its owner's death does
 
-    assert Rescuer(store, Settings()).look(worker(store)) == 2
+    assert Rescuer(store, a_state(store)).look() == 2
 
     assert (get(store, first.id).losses, get(store, second.id).losses) == (0, 1)
     assert boards_of(dead.id) == []

@@ -15,7 +15,7 @@ import pytest
 
 from crash.harness import START, Workshop, environment, eventually
 from places import only
-from tenure.engine.worker_threads import FIRST_PAUSE, WorkerThreads
+from tenure.engine.worker_threads import FIRST_PAUSE, Failures, WorkerThreads
 
 WORK = """
     @app.task
@@ -121,14 +121,16 @@ def test_pauses_grow_while_it_fails_and_begin_anew(caplog: pytest.LogCaptureFixt
             return
         raise ValueError("a bug")
 
-    loops = WorkerThreads({"one": loop})
+    failures, over = Failures(), threading.Event()
+    threads = WorkerThreads({"one": loop}, failures, over)
     with caplog.at_level(logging.ERROR, logger="tenure.worker"):
-        assert loops.start()
+        assert threads.start()
         assert done.wait(10)
-        loops.join(5)
+        over.set()
+        threads.join(5)
 
     gaps = [later - earlier for earlier, later in pairwise(times)]
     for gap, expected in zip(gaps, (1, 2, 4), strict=True):
         assert expected * FIRST_PAUSE <= gap <= expected * FIRST_PAUSE + 0.5
-    assert loops.trouble() == {"failures": 3, "last_failure": "ValueError in one"}
+    assert failures.told() == {"failures": 3, "last_failure": "ValueError in one"}
     assert caplog.text.count("Traceback") == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -25,7 +26,7 @@ from contract.builders import (
     worker,
     worker_row,
 )
-from tenure.engine.finisher import ALONE_AFTER, Finisher
+from tenure.engine.finisher import ALONE_AFTER, Finisher, Unwritten
 from tenure.errors import JobError, StoreBusy
 from tenure.outcome import Completed, Ended, Failed
 from tenure.store import Prune
@@ -235,9 +236,10 @@ def test_a_locked_job_holds_up_no_outcome_but_its_own(
     store = PostgresStore(make_database(migrated=True), notify=False, timeout=1.0)
     no = worker(store)
     jobs = [started_job(store, no) for _ in range(3)]
-    finisher = Finisher(store)
-    finisher.add([Ended(job.id, job.lease_no, 1, Completed()) for job in jobs], [])
-    finisher.add([Ended("of its own transaction", 1, 1, Completed(settled=True))], [])
+    unwritten, counts = Unwritten(), Counter()
+    finisher = Finisher(store, unwritten, counts)
+    unwritten.add([Ended(job.id, job.lease_no, 1, Completed()) for job in jobs], [])
+    unwritten.add([Ended("of its own transaction", 1, 1, Completed(settled=True))], [])
     with psycopg.connect(store.database.url) as other:
         held = to_uuid_text(jobs[0].id)
         other.execute("SELECT 1 FROM tenure.jobs WHERE id = %s FOR UPDATE", [held])
@@ -249,10 +251,10 @@ def test_a_locked_job_holds_up_no_outcome_but_its_own(
             "in_progress", "completed", "completed",
         ]  # fmt: skip
         other.rollback()
-    while finisher.pending:
+    while unwritten.pending:
         assert finisher.flush(no) == []
     assert get(store, jobs[0].id).status == "completed"
-    assert finisher.counts["completed"] == 4  # the settled one once, however often it was tried
+    assert counts["completed"] == 4  # the settled one once, however often it was tried
     store.close()
 
 
@@ -262,8 +264,9 @@ def test_progress_that_could_not_be_written_is_written_next(
     store = PostgresStore(make_database(migrated=True), notify=False, timeout=1.0)
     no = worker(store)
     job = started_job(store, no)
-    finisher = Finisher(store)
-    finisher.add([], [(job.id, job.lease_no, '{"percent":99}')])
+    unwritten = Unwritten()
+    finisher = Finisher(store, unwritten, Counter())
+    unwritten.add([], [(job.id, job.lease_no, '{"percent":99}')])
     with psycopg.connect(store.database.url) as other:
         other.execute("LOCK TABLE tenure.jobs")
         with pytest.raises(StoreBusy):

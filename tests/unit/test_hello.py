@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import tenure
-from tenure.engine.child_process import after_time_outs
+from tenure.engine.hello import after_time_outs
 from tenure.policy import Backoff
 
 

@@ -10,20 +10,16 @@ from typing import Any
 import pytest
 
 from tenure.engine.messages import (
-    LARGE,
-    MOST,
     Assignment,
-    Cancel,
-    Frames,
+    CancelJobs,
     FromChild,
     Hello,
-    Pipe,
     Refused,
-    Run,
+    RunJobs,
     Stop,
     ToChild,
-    frame,
 )
+from tenure.engine.pipe import LARGE, MOST, Frames, Pipe, frame
 from tenure.job import ClaimedJob
 from tenure.store import Registration
 
@@ -51,7 +47,8 @@ def test_what_cannot_be_read_ends_the_child(
     ours, theirs = socket.socketpair()
     heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
     with caplog.at_level(logging.ERROR, logger="tenure.worker"), theirs:
-        pipe = Pipe(ours, heard.put, lambda: heard.put("its end"))
+        pipe = Pipe(ours)
+        pipe.listen(heard.put, lambda: heard.put("its end"))
         theirs.sendall(frame(HELLO) + nonsense)
         assert heard.get(timeout=10) == HELLO
         assert heard.get(timeout=10) == "its end"
@@ -79,10 +76,10 @@ def test_what_is_sent_arrives_whole_and_in_order() -> None:
     sent: list[Any] = []
     who = Registration(1, "w")
     for number in range(20):
-        sent += [Run(jobs(LARGE), who), Run(jobs(1), who), Cancel({"a": str(number)})]
+        sent += [RunJobs(jobs(LARGE), who), RunJobs(jobs(1), who), CancelJobs({"a": str(number)})]
     frames, received = Frames(ToChild), []
     with theirs:
-        pipe = Pipe(ours, lambda message: None, lambda: None)
+        pipe = Pipe(ours)
         for message in [*sent, Stop()]:
             pipe.send(message)
         while not received or received[-1] != Stop():
@@ -105,14 +102,43 @@ def test_a_message_of_any_size_is_frames_of_a_megabyte(size: int) -> None:
     assert longest <= MOST + 100_001 + 12
 
 
-def test_a_batch_that_cannot_be_said_ends_the_child(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_batch_that_cannot_be_encoded_ends_the_child(caplog: pytest.LogCaptureFixture) -> None:
     """Its jobs would wait in the worker's name for ever: half a character, which no store gives."""
     ours, theirs = socket.socketpair()
     heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
     with caplog.at_level(logging.ERROR, logger="tenure.worker"), theirs:
-        Pipe(ours, heard.put, lambda: heard.put("its end")).send(
-            Run(jobs(LARGE, "\ud800"), Registration(1, "w"))
-        )
+        pipe = Pipe(ours)
+        pipe.listen(heard.put, lambda: heard.put("its end"))
+        pipe.send(RunJobs(jobs(LARGE, "\ud800"), Registration(1, "w")))
         assert heard.get(timeout=10) == "its end"
         assert theirs.recv(1) == b""
-    assert "cannot be said" in caplog.text
+    assert "cannot be encoded" in caplog.text
+
+
+def test_the_first_message_is_received_and_the_rest_is_heard() -> None:
+    """The supervisor's first child tells what the app is, before there is anything to listen."""
+    ours, theirs = socket.socketpair()
+    heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with theirs:
+        pipe = Pipe(ours)
+        theirs.sendall(frame(HELLO) + frame(Refused("one")))
+        assert pipe.receive(10) == HELLO
+        pipe.listen(heard.put, lambda: heard.put("its end"))
+        theirs.sendall(frame(Refused("two")))
+        assert [heard.get(timeout=10) for _ in range(2)] == [Refused("one"), Refused("two")]
+    assert heard.get(timeout=10) == "its end"
+
+
+def test_a_first_message_that_does_not_come() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        pipe = Pipe(ours)
+        with pytest.raises(TimeoutError):
+            pipe.receive(0.05)
+        pipe.close()
+        assert theirs.recv(1) == b""
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    pipe = Pipe(ours)
+    assert pipe.receive(10) is None
+    pipe.close()

@@ -21,8 +21,8 @@ from tenure.config import Settings
 from tenure.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
-    from tenure.engine.supervisor import Supervisor
     from tenure.engine.worker_options import Summary
+    from tenure.engine.worker_state import WorkerState
     from tenure.store import QueueInfo, Store
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -128,10 +128,10 @@ def work(args: argparse.Namespace) -> int:
         _check_url(settings, args.url)
         return open_store(settings)
 
-    def working(settings: Settings, supervisor: Supervisor) -> None:
+    def working(settings: Settings, state: WorkerState) -> None:
         _announce(settings, args)
         if line.on:
-            progress.start(open_store(settings), supervisor, args.queues or settings.queues)
+            progress.start(open_store(settings), state, args.queues or settings.queues)
 
     try:
         summary = run_worker(
@@ -204,12 +204,12 @@ class Progress:
         self._thread: threading.Thread | None = None
         self._asked = 0.0  # seconds that the last look has asked the store
 
-    def start(self, store: Store, supervisor: Supervisor, queues: str | None) -> None:
+    def start(self, store: Store, state: WorkerState, queues: str | None) -> None:
         from tenure.engine.worker_options import parse_queues
 
         wanted = parse_queues(queues)
         run = threading.Thread(
-            target=self._run, args=(store, supervisor, wanted), name="tenure-progress"
+            target=self._run, args=(store, state, wanted), name="tenure-progress"
         )
         run.daemon = True
         with suppress(RuntimeError):  # no thread to be had: it does without
@@ -223,14 +223,14 @@ class Progress:
         self._line.clear()
 
     def _run(
-        self, store: Store, supervisor: Supervisor, wanted: Mapping[str, int | None] | None
+        self, store: Store, state: WorkerState, wanted: Mapping[str, int | None] | None
     ) -> None:
         rate = Rate(time.monotonic())
         pause = 0.0
         while not self._over.wait(pause):
             self._asked = 0.0
             with suppress(StoreError):  # the engine says so in the log
-                queues, census = self._look(store, supervisor)
+                queues, census = self._look(store, state)
                 queues = [each for each in queues if wanted is None or each.name in wanted]
                 per_second = rate.at(time.monotonic(), census[0])
                 self._line.show(_progress_line(*census, per_second, queues))
@@ -238,19 +238,19 @@ class Progress:
         store.close()
 
     def _look(
-        self, store: Store, supervisor: Supervisor
+        self, store: Store, state: WorkerState
     ) -> tuple[list[QueueInfo], tuple[int, int, int]]:
         """What the queues hold and what is here, as of one moment: a job that was claimed between
         the two looks would be in both or in neither. Of a busy worker, as near as can be had."""
         until = time.monotonic() + LOOK_EVERY
         while True:
-            before, asked = supervisor.claimed(), time.monotonic()
+            before, asked = state.claimed(), time.monotonic()
             try:
                 queues = store.queues()
             finally:
                 self._asked += time.monotonic() - asked
-            census = supervisor.census()
-            if before is not None and supervisor.claimed() == before:
+            census = state.census()
+            if before is not None and state.claimed() == before:
                 return queues, census
             if time.monotonic() > until or SHARE_OF_TIME * self._asked > LOOK_EVERY:
                 return queues, census

@@ -1,16 +1,16 @@
-"""The watch over a worker's children: who is late, stuck or silent, and what follows.
+"""The supervisor's watch over its children: which are late, stuck or silent, and what follows.
 
 A child whose loop stands still (a task that a handler has left behind, C code that holds the GIL)
 neither starts what it was given nor says so, while its lease is renewed. Its beat on the board
-tells. After five seconds without one, what has not started goes back, uncharged:
+tells. After five seconds without a beat, what has not started goes back, uncharged:
 
-    we       mark the board: start nothing more; wait; then read the slots
-    child    marks a slot as started; then looks at our mark; runs the job only without it
+    supervisor   marks the board: start nothing more; waits; then reads the slots
+    child        marks a slot as started; then looks at that mark; runs the job only without it
 
-Whichever comes first, one of the two sees the other's mark. A slot without a start when we read it
-belongs to a child that will see ours and not run the job; a job that the child runs had its start
-written before our mark, and a fifth of a second later we see it. (Both may give a job back; the
-second time is refused, for its lease has ended.)
+Whichever comes first, one of the two sees the other's mark. A slot without a start, when the
+supervisor reads it, belongs to a child that will see the supervisor's mark and not run the job. A
+job that the child runs had its start written before that mark, and a fifth of a second later the
+supervisor sees it. (Both may give a job back; the second time is refused, for its lease has ended.)
 
 A silent loop proves nothing about handlers: they may be alive in threads, or be what holds the
 GIL. So the child is killed only when no job that had started in it is within its time-out.
@@ -21,13 +21,11 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
 
 from tenure import outcome, policy
-from tenure.config import Settings
 from tenure.engine import machine
 from tenure.engine.children import Child
-from tenure.engine.messages import Forget
+from tenure.engine.messages import ForgetWaiting
 from tenure.engine.worker_state import WorkerState
 from tenure.job import ClaimedJob
 
@@ -46,32 +44,24 @@ NO_ANSWER = outcome.Released("its process did not answer")
 
 
 class ChildWatch:
-    def __init__(
-        self,
-        roster: WorkerState,
-        settings: Settings,
-        end: Callable[[ClaimedJob, outcome.Outcome], None],
-    ) -> None:
-        self._roster = roster
-        self._start_timeout = settings.start_timeout
-        self._most_jobs = settings.max_jobs_per_child
-        self._most_memory = settings.max_memory_per_child * MEGABYTE
-        self._end = end
+    def __init__(self, state: WorkerState) -> None:
+        self._state = state
+        self._start_timeout = state.settings.start_timeout
+        self._most_jobs = state.settings.max_jobs_per_child
+        self._most_memory = state.settings.max_memory_per_child * MEGABYTE
         self._looked = time.monotonic()
-        # What a time-out leads to, by the tasks' own policies: see `Hello`.
-        self.time_outs: Mapping[str, list[float] | None] = {}
 
     def look(self) -> None:
         now = time.monotonic()
         steady = now - self._looked <= LONGEST_GAP
         self._looked = now
-        for child in self._roster.children:
+        for child in self._state.children:
             if child.ready:
                 self._listen(child, now, steady=steady)
             elif not steady:
                 child.begun = now
             if child.process is None or child.killed is not None:
-                continue  # nobody can end a thread of an embedded worker; it was asked
+                continue  # a thread of an embedded worker cannot be ended; it was asked
             if not child.ready and now - child.begun > self._start_timeout:
                 took = f"{self._start_timeout:g} s"
                 log.error("child %s has not said hello within %s: killing it", child.pid, took)
@@ -91,15 +81,15 @@ class ChildWatch:
         if job is not None:
             log.warning("job %s does not end when told to: killing its process", job.id)
             child.kill("a neighbour in its process did not end when told to")
-            asked = job.id in child.cancels
+            self._state.decide(job, CANCELLED if job.id in child.cancels else self._timed_out(job))
             child.ended([(job.id, job.lease_no)])
-            self._end(job, CANCELLED if asked else self._timed_out(job))
 
     def _timed_out(self, job: ClaimedJob) -> outcome.Outcome:
-        """As its task's own policy has it, which died with the process."""
+        """By its task's own policy, which was told by a child when it said hello: the process that
+        has it is dead."""
         message = f"still running after its time-out of {job.timeout_ms / 1000:g} s; killed"
         failure = outcome.Failure(f"TimeoutError: {message}", "TIMEOUT", "TimeoutError")
-        delays = self.time_outs.get(job.type, [])
+        delays = self._state.app.time_outs.get(job.type, [])
         if delays is None:
             return outcome.Failed(failure)
         if job.attempts >= job.max_attempts:
@@ -183,14 +173,13 @@ class ChildWatch:
             child.stop()  # should its loop come back, it ends what it runs and leaves
 
     def _take_back(self, child: Child) -> None:
-        for job in child.withdraw():
-            self._end(job, NO_ANSWER)
+        self._state.take_back(child, [(job, NO_ANSWER) for job in child.withdraw()])
         if child.process is None:
-            child.send(Forget())  # once: what it is given later it must not forget
+            child.channel.send(ForgetWaiting())  # once: it must not forget what it is given later
 
     def _resume(self, child: Child) -> None:
-        """An embedded worker has no other loop: it works on when this one has forgotten what was
-        taken back from it, and with that wiped our mark off the board."""
+        """An embedded worker has no other loop: it works on when this one has forgotten the jobs
+        that were taken back from it, and has then wiped our mark off the board."""
         if not child.board.halted:
             log.warning("the loop of this worker turns again")
             child.resume()

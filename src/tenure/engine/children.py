@@ -1,39 +1,43 @@
-"""The supervisor's side of its children: start one, hand it jobs, know what it holds."""
+"""The supervisor's side of a child: hand it jobs, know what it holds, end it."""
 
 from __future__ import annotations
 
-import logging
-import os
 import signal
-import socket
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from tenure.engine.board import Board, make_board
-from tenure.engine.messages import Assignment, Cancel, FromChild, Pipe, Run, Stop, ToChild
+from tenure.engine.board import Board
+from tenure.engine.messages import (
+    Assignment,
+    CancelJobs,
+    FromChild,
+    RunJobs,
+    Stop,
+    ToChild,
+)
 from tenure.job import ClaimedJob
 from tenure.store import Registration
 
 AHEAD_SECONDS = 0.05  # claim ahead what the child empties in this time, at its measured rate
 MOST_AHEAD = 1500  # a batch of this size holds SQLite's only write lock for about 15 ms
-MOST_AHEAD_PARALLEL = 2000  # where nobody waits for that, and a claim takes a round trip longer
+MOST_AHEAD_PARALLEL = 2000  # where that makes nothing wait, and a claim takes a round trip longer
 SLOTS = 10_000 + MOST_AHEAD_PARALLEL  # the most concurrency there may be, and what is ahead of it
 RATE_WINDOW = 0.05  # of work: the time a child waits for jobs says nothing about its rate
 
-log = logging.getLogger("tenure.worker")
-
-
-class CannotStart(Exception):
-    """No process, thread, handle or memory for another child. That may change."""
+RunKey = tuple[str, int]  # job id, lease_no: names one run, and no later one of the same job
 
 
 class Channel(Protocol):
     fault: str | None  # why it was given up, if it was
+
+    def listen(
+        self, on_message: Callable[[FromChild], None], on_end: Callable[[], None]
+    ) -> None: ...
+
+    def receive(self, timeout: float) -> FromChild | None: ...
 
     def send(self, message: ToChild) -> None: ...
 
@@ -42,36 +46,33 @@ class Channel(Protocol):
     def close(self) -> None: ...
 
 
-# Where a child prints, for as long as it takes to start it; None: where we do.
-Streams = Callable[[], AbstractContextManager[int | None]]
-
-
 class Child:
     """One process (or embedded executor) and the jobs it has been given."""
+
+    channel: Channel
 
     def __init__(self, number: int, board: Board, concurrency: int, *, solo: bool) -> None:
         self.number = number
         self.board = board
         self.concurrency = concurrency
-        self.solo = solo
-        self.channel: Channel | None = None
-        self.process: subprocess.Popen[bytes] | None = None
+        self.solo = solo  # runs a single job, then leaves
+        self.process: subprocess.Popen[bytes] | None = None  # None: embedded
         self.begun = time.monotonic()
         self.ready = False  # has said hello
         self.leaving = False  # gets nothing new
-        self.beat = 0.0  # the last we saw of its loop
+        self.beat = 0.0  # the last turn of its loop that the board told us of
         self.heard = self.begun  # when that was new to us
-        self.halted: float | None = None  # since when it starts nothing: its loop stands still
-        self.settled = False  # and what it had not started was taken back
-        self.withdrawn: set[tuple[str, int]] = set()  # runs that were taken back from it unstarted
+        self.halted: float | None = None  # since when it may start nothing: its loop stands still
+        self.settled = False  # halted, and what it had not started was taken back
+        self.withdrawn: set[RunKey] = set()  # runs that were taken back from it unstarted
         self.killed: str | None = None  # why we killed it
-        self.gone = False
+        self.gone = False  # its process has ended
         self.useful = False  # has begun or ended at least one job
-        self.quota: int | None = None  # so many more it may be given; None: any number
+        self.quota: int | None = None  # jobs that it may still be given; None: any number
         self.ran = 0  # jobs that have ended here
         self.weighed = self.begun  # when its memory was last looked at
         self.unweighed = False  # a job has ended since
-        self.worn = False  # it has had its jobs, or has grown: another takes its place
+        self.worn = False  # it has had its jobs, or has grown: a successor takes its place
         self.leave_by = float("inf")  # when it is killed, should it not have left
         self.stuck = 0  # threads it has lost to handlers that do not end
         self.holds: dict[str, tuple[ClaimedJob, int]] = {}  # id -> job, slot
@@ -94,8 +95,11 @@ class Child:
         self.heard = time.monotonic()
         self.ready = True
 
+    # -- handing it jobs ----------------------------------------------------------------------
     def room(self) -> int:
-        if not self.ready or self.leaving or self.halted is not None or self.board.left:
+        if not self.ready or self.leaving or self.gone or self.halted is not None:
+            return 0
+        if self.board.left:
             return 0
         ahead = 0 if self.solo else min(int(self._rate * AHEAD_SECONDS), self.most_ahead)
         room = max(0, self.concurrency + ahead - len(self.holds))
@@ -116,62 +120,12 @@ class Child:
                 self.board.assign(slot, job.id)
                 self.holds[job.id] = (job, slot)
                 assignments.append(Assignment(slot, job))
-        self.send(Run(assignments, worker))
+        self.channel.send(RunJobs(assignments, worker))
         return True
 
-    def bury(self) -> list[tuple[ClaimedJob, bool]]:
-        """It is gone: what it held, and whether that had started. It gets nothing any more.
-
-        A job that has ended here, and was not heard of, counts as started where no other runs: it
-        may have left behind what ended the process (closed handles, a stopped loop)."""
-        with self._lock:
-            self.gone = True
-            marks = [(job, self.board.started(slot)) for job, slot in self.holds.values()]
-            blamed = any(mark > 0 for _job, mark in marks)
-            held = [(job, mark > 0 or (mark < 0 and not blamed)) for job, mark in marks]
-            self.useful = self.useful or any(started for _job, started in held)
-            self.holds = {}
-        return held
-
-    def marks(self) -> list[float]:
-        """What the board says of each job it holds: see `Board.started`."""
-        return [self.board.started(slot) for _job, slot in list(self.holds.values())]
-
-    def halt(self, now: float) -> None:
-        """Its loop stands still: let it start nothing, and give it nothing."""
-        with self._lock:
-            self.halted, self.settled = now, False
-            self.board.halt()
-
-    def withdraw(self) -> list[ClaimedJob]:
-        """What it has not started, a moment after `halt`, and will not run any more."""
-        with self._lock:
-            self.settled = True
-            back = [job for job, slot in self.holds.values() if not self.board.started(slot)]
-            for job in back:
-                del self.holds[job.id]
-                self.withdrawn.add((job.id, job.lease_no))
-        return back
-
-    def resume(self) -> None:
-        """Its loop turns again, and what was taken back is forgotten there."""
-        with self._lock:
-            self.halted = None
-            self.withdrawn.clear()
-            used = {slot for _job, slot in self.holds.values()}
-            self._free_slots = [slot for slot in range(SLOTS) if slot not in used]
-
-    def busy(self, now: float) -> bool:
-        """Handlers run in it, or what it has ended is still to be heard. For that its job's
-        time-out is waited: killed, it would run once more."""
-        for job, slot in list(self.holds.values()):
-            started = self.board.started(slot)
-            if started > 0 or (started < 0 and now < self.heard + job.timeout_ms / 1000):
-                return True
-        return False
-
-    def ended(self, runs: Sequence[tuple[str, int]]) -> None:
-        """(id, lease_no): a late word about an earlier lease must not end the present one."""
+    def ended(self, runs: Sequence[RunKey]) -> None:
+        """It holds these runs no longer. A late word about an earlier lease of a job does not end
+        its present one."""
         with self._lock:
             for id, lease_no in runs:
                 held = self.holds.get(id)
@@ -193,6 +147,66 @@ class Child:
             self._rate = self._counted / self._worked
             self._counted, self._worked = 0, 0.0
 
+    # -- taking jobs back ---------------------------------------------------------------------
+    # Whatever is taken back is first recorded as ended, then let go: see `WorkerState`.
+
+    def bury(self) -> list[tuple[ClaimedJob, bool]]:
+        """Its process is gone, so it is given nothing more: what it holds, and whether that had
+        started.
+
+        A job that has ended here without our hearing of it counts as started where no other runs:
+        it may have left behind what ended the process (closed handles, a stopped loop)."""
+        with self._lock:
+            self.gone = True
+            marks = [(job, self.board.started(slot)) for job, slot in self.holds.values()]
+        blamed = any(mark > 0 for _job, mark in marks)
+        held = [(job, mark > 0 or (mark < 0 and not blamed)) for job, mark in marks]
+        self.useful = self.useful or any(started for _job, started in held)
+        return held
+
+    def halt(self, now: float) -> None:
+        """Its loop stands still: let it start nothing, and give it nothing."""
+        with self._lock:
+            self.halted, self.settled = now, False
+            self.board.halt()
+
+    def withdraw(self) -> list[ClaimedJob]:
+        """A moment after `halt`: what it has not started, and will not run any more."""
+        with self._lock:
+            self.settled = True
+            back = [job for job, slot in self.holds.values() if not self.board.started(slot)]
+            self.withdrawn.update((job.id, job.lease_no) for job in back)
+        return back
+
+    def let_go(self, jobs: Collection[ClaimedJob]) -> None:
+        """Without their slots, to which the child may still write."""
+        with self._lock:
+            for job in jobs:
+                self.holds.pop(job.id, None)
+
+    def resume(self) -> None:
+        """Its loop turns again, and it has forgotten what was taken back."""
+        with self._lock:
+            self.halted = None
+            self.withdrawn.clear()
+            used = {slot for _job, slot in self.holds.values()}
+            self._free_slots = [slot for slot in range(SLOTS) if slot not in used]
+
+    # -- what runs in it ----------------------------------------------------------------------
+    def marks(self) -> list[float]:
+        """What the board says of each job it holds: see `Board.started`."""
+        return [self.board.started(slot) for _job, slot in list(self.holds.values())]
+
+    def busy(self, now: float) -> bool:
+        """Handlers run in it, or a job has ended in it and we have not heard of that yet. We wait
+        for that as long as the job's time-out: if the child were killed, the job would run again.
+        """
+        for job, slot in list(self.holds.values()):
+            started = self.board.started(slot)
+            if started > 0 or (started < 0 and now < self.heard + job.timeout_ms / 1000):
+                return True
+        return False
+
     def overdue(self, now: float, grace: float) -> ClaimedJob | None:
         """A job whose time-out, or patience after a cancellation, has passed in silence."""
         for job, slot in list(self.holds.values()):
@@ -203,32 +217,46 @@ class Child:
                 return job
         return None
 
-    def send(self, message: ToChild) -> None:
-        channel = self.channel
-        if channel is not None:
-            channel.send(message)
+    # -- asking it to stop --------------------------------------------------------------------
+    def cancel(self, requests: Mapping[str, str]) -> None:
+        """Pass cancel requests on, of the jobs it holds, each once: a second one would interrupt
+        the handler again, in the middle of its clean-up."""
+        with self._lock:
+            fresh: dict[str, str | None] = {
+                id: reason
+                for id, reason in requests.items()
+                if id in self.holds and id not in self.cancels
+            }
+            self.cancels.update(dict.fromkeys(fresh, time.monotonic()))
+        if fresh:
+            self.channel.send(CancelJobs(fresh))
 
-    def cancel(self, ids: dict[str, str | None]) -> None:
-        for id in ids:
-            self.cancels.setdefault(id, time.monotonic())
-        self.send(Cancel(ids))
+    def lose(self, runs: Mapping[str, int]) -> None:
+        """The leases of these runs (id -> lease_no) are gone: stop those it holds. Their outcomes
+        are void."""
+        held = self.holds
+        lost = [(id, no) for id, no in runs.items() if id in held and held[id][0].lease_no == no]
+        if lost:
+            self.channel.send(CancelJobs(dict.fromkeys(id for id, _lease_no in lost)))
+            self.ended(lost)
 
     def stop(self) -> None:
         self.leaving = True
-        self.send(Stop())
+        self.channel.send(Stop())
 
+    # -- its end ------------------------------------------------------------------------------
     def kill(self, why: str) -> None:
         self.killed = self.killed or why
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
 
     def hang_up_if_dead(self) -> None:
-        """Its process may be gone while something it forked keeps the pipe open."""
-        if self.process is not None and self.process.poll() is not None and self.channel:
+        """Its process may be gone while a process that it forked keeps the pipe open."""
+        if self.process is not None and self.process.poll() is not None:
             self.channel.end_reading()
 
     def how_it_died(self) -> str:
-        """Ends it, should it have lost its pipe and live on."""
+        """Ends its process, should that have lost its pipe and live on."""
         if self.killed is not None:
             return self.killed
         try:
@@ -236,18 +264,16 @@ class Child:
         except subprocess.TimeoutExpired:
             self.kill("its process closed its pipe and was killed")
             return "its process closed its pipe and was killed"
-        if self.channel is not None and self.channel.fault is not None:
+        if self.channel.fault is not None:
             return f"its process was given up: {self.channel.fault}"
         if self.board.left:
             return "its process ended itself: its supervisor stood still"
         if code is not None and code < 0:
-            return f"its process was killed by {_name(-code)}"
+            return f"its process was killed by {_signal_name(-code)}"
         return f"its process exited with code {code}"
 
     def close(self) -> None:
-        if self.channel is not None:
-            self.channel.close()
-            self.channel = None  # it knows us: nothing is left to a garbage collection
+        self.channel.close()
         if self.process is not None:
             try:
                 self.process.wait(2.0)
@@ -257,100 +283,9 @@ class Child:
         self.board.close()
 
 
-def _name(number: int) -> str:
+def _signal_name(number: int) -> str:
     """Real-time signals have none."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def excuse(board: Board) -> bool:
-    """Say so where others cannot find it."""
-    if board.path is None:
-        log.warning(
-            "no file for a board (%s): should this worker die, whoever rescues its jobs cannot "
-            "tell which had started, and charges all of them",
-            board.excuse,
-        )
-    return board.path is None
-
-
-class Launcher:
-    """Starts children of one app. Always from one long-lived thread: on Linux a child dies with
-    the thread that started it."""
-
-    def __init__(
-        self,
-        spec: str,
-        worker_id: Callable[[], str],
-        on_message: Callable[[Child, FromChild], None],
-        on_end: Callable[[Child], None],
-        streams: Streams | None = None,
-    ) -> None:
-        self._spec = spec
-        self._streams = streams or nullcontext
-        self.worker_id = worker_id
-        self.on_message = on_message
-        self.on_end = on_end
-        self.reloads = False  # they say where their code is, and their errors with a traceback
-        self.processes = 0  # how many share the app's connections; 0: as its settings say
-        self._count = 0
-        self._excused = False
-
-    def start(self, concurrency: int | None, *, solo: bool = False) -> Child:
-        """None: as many at once as the app's own settings say. CannotStart leaves nothing."""
-        self._count += 1
-        with ExitStack() as undo:
-            try:
-                child = self._start(concurrency, solo, undo)
-            except (OSError, RuntimeError) as error:  # RuntimeError: "can't start new thread"
-                raise CannotStart(str(error)) from error
-            undo.pop_all()
-        if not self._excused:
-            self._excused = excuse(child.board)
-        return child
-
-    def _start(self, concurrency: int | None, solo: bool, undo: ExitStack) -> Child:
-        board = make_board(self.worker_id(), self._count, SLOTS)
-        undo.callback(board.close)
-        child = Child(self._count, board, concurrency or 1, solo=solo)
-        ours, theirs = socket.socketpair()
-        undo.callback(ours.close)
-        with theirs, self._streams() as printed:
-            for end in (ours, theirs):
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-            lent = board.lend()
-            try:
-                child.process = subprocess.Popen(  # noqa: S603  our own module, no shell
-                    self._command(theirs.fileno(), lent, concurrency, solo),
-                    pass_fds=(theirs.fileno(), lent),
-                    stdin=subprocess.DEVNULL,
-                    stdout=printed,
-                    stderr=printed,
-                    env=self._environment(),
-                )
-            finally:
-                os.close(lent)
-        undo.callback(child.process.wait)
-        undo.callback(child.process.kill)
-        child.channel = Pipe(
-            ours,
-            lambda message: self.on_message(child, message),
-            lambda: self.on_end(child),
-        )
-        return child
-
-    def _command(self, pipe: int, board: int, concurrency: int | None, solo: bool) -> list[str]:
-        """See `tenure/child.py`. One that runs a single job has one connection, if it needs any."""
-        shared = 0 if solo else self.processes
-        numbers = (concurrency or 0, shared, int(self.reloads), int(solo))
-        return [
-            sys.executable, "-m", "tenure.child", str(pipe), self._spec, str(board),
-            *map(str, numbers),
-        ]  # fmt: skip
-
-    def _environment(self) -> dict[str, str] | None:
-        """Compiled files know a source by its second and its size: two saves within one second are
-        the same to them."""
-        return {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"} if self.reloads else None

@@ -16,20 +16,22 @@ from typing import Protocol
 import msgspec
 
 from tenure.engine.board import make_board
-from tenure.engine.child_process import hello_of
-from tenure.engine.children import SLOTS, Child, excuse
-from tenure.engine.desk import Desk, Employer
+from tenure.engine.children import SLOTS, Child
 from tenure.engine.executor import Executor
 from tenure.engine.forks import end_copy, keep_copies_apart
+from tenure.engine.hello import hello_of
+from tenure.engine.launcher import warn_of_hidden_board
 from tenure.engine.loop_watch import LoopWatch
-from tenure.engine.messages import Cancel, Forget, Report, Run, Stop, ToChild
+from tenure.engine.messages import FromChild, Report, ToChild
+from tenure.engine.run import RunningApp
 from tenure.engine.supervisor import Supervisor
 from tenure.engine.worker_options import Summary, WorkerOptions, parse_queues, point_out_unknown
+from tenure.engine.worker_state import WorkerState
 from tenure.store import Store
 from tenure.wakeup import Wakeup
 
 
-class Embeddable(Employer, Protocol):
+class EmbeddingApp(RunningApp, Protocol):
     """What an embedded worker needs of an app."""
 
     @property
@@ -38,46 +40,44 @@ class Embeddable(Employer, Protocol):
     def open_wakeup(self) -> Wakeup: ...
 
 
-class _Local:
-    """The pipe that is not one: orders go to the loop, reports come straight back."""
+class LocalChannel:
+    """To an executor in a thread of this process: orders go to its loop, reports come as calls."""
 
     fault: str | None = None
 
-    def __init__(
-        self,
-        app: Embeddable,
-        child: Child,
-        report: Callable[[Report], None],
-    ) -> None:
+    def __init__(self, app: EmbeddingApp, child: Child) -> None:
         self._loop = asyncio.new_event_loop()
-        self._executor = Executor(Desk(app), child.board, child.concurrency, report)
+        self._on_report: Callable[[Report], None] = _unheard
+        self._executor = Executor(app, child.board, child.concurrency, self._report)
         keep_copies_apart(self._executor, child.board, self._loop)
         self._loop.call_soon(self._executor.begin)
         self._thread = threading.Thread(target=self._serve, name="tenure-executor", daemon=True)
         self._thread.start()
-        ident = self._thread.ident or 0
-        self._standby = LoopWatch(self._executor, ident)
-        threading.Thread(target=self._standby.run, name="tenure-standby", daemon=True).start()
+        self._loop_watch = LoopWatch(self._executor, self._thread.ident or 0)
+        threading.Thread(target=self._loop_watch.run, name="tenure-loop-watch", daemon=True).start()
+
+    def listen(self, on_message: Callable[[FromChild], None], on_end: Callable[[], None]) -> None:
+        """It has no end of its own: its process is ours."""
+        self._on_report = on_message
+
+    def receive(self, timeout: float) -> FromChild | None:
+        raise NotImplementedError("an executor in this process says no hello")
 
     def send(self, message: ToChild) -> None:
-        match message:
-            case Run():
-                self._loop.call_soon_threadsafe(self._executor.assign, message)
-            case Cancel():
-                self._loop.call_soon_threadsafe(self._executor.cancel, message)
-            case Forget():
-                self._loop.call_soon_threadsafe(self._executor.forget)
-            case Stop():
-                self._loop.call_soon_threadsafe(self._executor.stop)
+        self._loop.call_soon_threadsafe(self._executor.obey, message)
+
+    def _report(self, report: Report) -> None:
+        self._on_report(report)
 
     def end_reading(self) -> None:
         """Nothing is read: reports come as calls."""
 
     def close(self) -> None:
-        self._standby.close()
+        self._loop_watch.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=2)
         self._executor.close()
+        self._on_report = _unheard  # it knows the child, which knows us
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -92,42 +92,42 @@ class _Local:
         self._loop.close()
 
 
+def _unheard(report: Report) -> None:
+    """Before and after its supervisor runs there are no jobs."""
+
+
 def _supervisor(
-    app: Embeddable,
+    app: EmbeddingApp,
     queues: str | Sequence[str] | None,
     concurrency: int | None,
     drain: bool,
 ) -> tuple[Supervisor, Child, Wakeup]:
     settings = app.settings
-    plan = WorkerOptions(
+    options = WorkerOptions(
         queues=parse_queues(queues if queues is not None else settings.queues),
         concurrency=concurrency or settings.concurrency,
         drain=drain,
     )
     for task in app.tasks.values():
         task.signature  # noqa: B018  a bad signature is said now, not at the first job
-    used = app.store.queue_names()  # as in fleet.py: fails without tables, keeps the log open
+    used = app.store.queue_names()  # as in worker.py: fails without tables, keeps the log open
     hello = hello_of(app)
-    point_out_unknown(plan.queues, used, hello.queues)
+    point_out_unknown(options.queues, used, hello.queues)
     wakeup = app.open_wakeup()
-    supervisor = Supervisor(app.store, settings, wakeup, plan)
+    supervisor = Supervisor(app.store, settings, wakeup, options)
     # No processes to give here: a task that asks for one runs in a thread.
     supervisor.learn(msgspec.structs.replace(hello, alone=[]))
     supervisor.enlist()
-    board = make_board(supervisor.worker_id, 1, SLOTS)
-    excuse(board)
-    child = Child(1, board, plan.concurrency, solo=False)
-    child.channel = _Local(app, child, lambda report: supervisor.on_message(child, report))
+    board = make_board(supervisor.state.worker.id, 1, SLOTS)
+    warn_of_hidden_board(board)
+    child = Child(1, board, options.concurrency, solo=False)
+    child.channel = LocalChannel(app, child)
     child.greeted()
     return supervisor, child, wakeup
 
 
-def _no_processes(concurrency: int, *, solo: bool = False) -> Child:
-    raise AssertionError("an embedded worker starts no processes")
-
-
 def run_embedded(
-    app: Embeddable,
+    app: EmbeddingApp,
     *,
     queues: str | Sequence[str] | None,
     concurrency: int | None,
@@ -135,22 +135,22 @@ def run_embedded(
 ) -> Summary:
     supervisor, child, wakeup = _supervisor(app, queues, concurrency, drain)
     try:
-        with stopped_by_signals(supervisor):
-            return supervisor.run(_no_processes, [child])
+        with stopped_by_signals(supervisor.state):
+            return supervisor.run([child])
     finally:
         wakeup.close()
 
 
 @contextmanager
 def embedded_worker(
-    app: Embeddable, *, queues: str | Sequence[str] | None, concurrency: int | None
+    app: EmbeddingApp, *, queues: str | Sequence[str] | None, concurrency: int | None
 ) -> Iterator[None]:
     supervisor, child, wakeup = _supervisor(app, queues, concurrency, False)
     failures: list[BaseException] = []
 
     def work() -> None:
         try:
-            supervisor.run(_no_processes, [child])
+            supervisor.run([child])
         except BaseException as error:
             failures.append(error)
 
@@ -159,7 +159,7 @@ def embedded_worker(
     try:
         yield
     finally:
-        supervisor.stop()
+        supervisor.state.stop()
         thread.join()
         wakeup.close()
     if failures:
@@ -167,13 +167,13 @@ def embedded_worker(
 
 
 @contextmanager
-def stopped_by_signals(supervisor: Supervisor) -> Iterator[None]:
+def stopped_by_signals(state: WorkerState) -> Iterator[None]:
     """SIGTERM and SIGINT stop the worker; a second one stops it now. Main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {
-        number: signal.signal(number, lambda *_: supervisor.interrupt())
+        number: signal.signal(number, lambda *_: state.interrupt())
         for number in (signal.SIGTERM, signal.SIGINT)
     }
     try:

@@ -2,11 +2,11 @@
 
 One executor lives in each child (or, embedded, in a thread of the program): an asyncio loop for
 `async def` handlers, threads for `def` ones. A run is five calls in a row: unpack the arguments,
-call, wait, judge (all in `run.py`), report.
+call, wait (`run.py`), judge (`judgement.py`), report.
 
-A handler may block the loop. Then another thread stands in for it (`standby.py`): what concerns
-`def` jobs goes on. So whatever changes the books here does it under `lock`; the loop's own things
-(tasks, timers, events) only the loop touches.
+A handler may block the loop. Then another thread stands in for it (`loop_watch.py`), so that `def`
+jobs go on. That is why the executor's books change under `lock`; the loop's own things (tasks,
+timers, events) only the loop touches.
 """
 
 from __future__ import annotations
@@ -23,12 +23,22 @@ from typing import Any, TypeVar
 from tenure import outcome
 from tenure.context import Lifecycle, act_for
 from tenure.engine.board import Board
-from tenure.engine.desk import Desk
 from tenure.engine.forks import end_copy
 from tenure.engine.handler_threads import HandlerThreads
+from tenure.engine.hooks import tell, tell_of_end
 from tenure.engine.job_log import JobLog
-from tenure.engine.messages import Assignment, Cancel, Report, Run
-from tenure.engine.run import JobRun, call, judge_error, judge_value, why_stopped
+from tenure.engine.judgement import judge_error, judge_value, why_stopped
+from tenure.engine.messages import (
+    Assignment,
+    CancelJobs,
+    ForgetWaiting,
+    Report,
+    RunJobs,
+    Stop,
+    ToChild,
+)
+from tenure.engine.run import JobRun, RunningApp
+from tenure.store import Registration
 
 log = logging.getLogger("tenure.worker")
 
@@ -36,6 +46,10 @@ TICK = 0.05  # how often time-outs and progress are looked at, while anything ru
 BEAT, IDLE_BEAT = 0.25, 1.0  # how often the board hears that the loop turns
 STOP_GRACE = 1.0  # after its time-out a handler has this long to end by itself
 PROGRESS_EVERY = 0.25
+NO_ANSWER = outcome.Released("its process did not answer")
+SHUTTING_DOWN = outcome.Released("the worker is shutting down")
+UNKNOWN_TYPE = outcome.Released("its type is not known here", delay=10.0)
+LEASE_LOST = outcome.Released("its lease was lost")
 
 
 _Call = TypeVar("_Call", bound=Callable[..., None])
@@ -54,22 +68,18 @@ def _locked(method: _Call) -> _Call:
 
 class Executor:
     def __init__(
-        self,
-        desk: Desk,
-        board: Board,
-        concurrency: int,
-        send: Callable[[Report], None],
+        self, app: RunningApp, board: Board, concurrency: int, send: Callable[[Report], None]
     ) -> None:
-        self._desk = desk
-        self._tasks = desk.tasks
+        self._app = app
         self._board = board
         self._concurrency = concurrency
         self._send = send
+        self._worker = Registration(0, "")  # under which jobs were claimed last
         self._backlog: deque[Assignment] = deque()
         self._running: dict[str, JobRun] = {}
         self._ended: list[outcome.Ended] = []
         self._said: list[tuple[str, int, str]] = []  # last words on progress of what has ended
-        self._chronicle = JobLog(lambda: desk.worker.id)
+        self._job_log = JobLog(lambda: self._worker.id)
         self._threads = HandlerThreads(self._run_in_thread)
         self._over: deque[tuple[JobRun, outcome.Outcome]] = deque()  # runs, not yet collected
         self._collecting = False
@@ -79,7 +89,7 @@ class Executor:
         self._threadless = False  # jobs wait for a thread, and we will try again
         self._stuck = 0
         self._stopping = False
-        self._standing_in = False  # whoever holds the lock is not the loop
+        self._standing_in = False  # the thread that holds the lock is not the loop's
         self._resuming = False  # when it turns again, the loop starts what is left
         self.lock = threading.RLock()
         self.turned = time.monotonic()  # when the loop last did
@@ -93,10 +103,21 @@ class Executor:
         self._beat()
 
     # -- orders from the supervisor, on the loop's thread ------------------------------------
+    def obey(self, order: ToChild) -> None:
+        match order:
+            case RunJobs():
+                self.assign(order)
+            case CancelJobs():
+                self.cancel(order)
+            case ForgetWaiting():
+                self.forget()
+            case Stop():
+                self.stop()
+
     @_locked
-    def assign(self, order: Run) -> None:
-        self._desk.worker = order.worker
-        self._chronicle.look()
+    def assign(self, order: RunJobs) -> None:
+        self._worker = order.worker
+        self._job_log.look()
         urgent = self._backlog and order.jobs[0].job.priority < self._backlog[-1].job.priority
         self._backlog.extend(order.jobs)
         if urgent:  # what was claimed ahead must not stand before a more urgent job
@@ -108,12 +129,12 @@ class Executor:
             self._start_next()
 
     @_locked
-    def cancel(self, order: Cancel) -> None:
+    def cancel(self, order: CancelJobs) -> None:
         for job_id, reason in order.ids.items():
             run = self._running.get(job_id)
             if run is not None:
                 run.cancel_reason, run.lost = reason, reason is None
-                run.cancel_by = time.monotonic() + self._desk.cancel_grace
+                run.cancel_by = time.monotonic() + self._app.settings.cancel_grace_seconds
                 if run.waiter is not None:
                     self._on_loop(run.waiter.cancel)
             else:
@@ -124,29 +145,29 @@ class Executor:
         """Start nothing more and give back what waits; `idle` is set when the rest has ended."""
         self._stopping = True
         while self._backlog:
-            waiting = self._backlog.popleft()
-            self._finish_unstarted(waiting, outcome.Released("the worker is shutting down"))
+            self._finish_unstarted(self._backlog.popleft(), SHUTTING_DOWN)
         self._when_idle()
 
     def close(self) -> None:
-        """Nothing will be assigned any more."""
+        """Nothing will be assigned any more, and nothing is heard of it."""
         self._threads.close()
+        self._send = _unheard
 
     @_locked
     def forget(self) -> None:
-        """Our loop stood still, and whatever waits here was taken back meanwhile."""
+        """Our loop stood still, and the jobs that wait here were taken back meanwhile."""
         while self._backlog:
             self._board.end(self._backlog.popleft().slot)
         self._board.go_on()
 
     def lose(self) -> None:
-        """Nobody keeps our leases any more. From any thread: the loop may be standing still."""
+        """Our leases are not renewed any more. From any thread: the loop may be standing still."""
         for run in list(self._running.values()):
             run.lost = True
 
     def give_up(self) -> None:
         """The same on the loop: tasks are cancelled, what waits goes back."""
-        self.cancel(Cancel(dict.fromkeys(self._running)))
+        self.cancel(CancelJobs(dict.fromkeys(self._running)))
         self.stop()
 
     def _cancel_waiting(self, job_id: str, reason: str | None) -> None:
@@ -166,16 +187,16 @@ class Executor:
         loopless: list[Assignment] = []  # which cannot start their tasks now
         while self._backlog and len(self._running) < self._concurrency and not self._stopping:
             assignment = self._backlog.popleft()
-            task = self._tasks.get(assignment.job.type)
+            task = self._app.tasks.get(assignment.job.type)
             if task is None:
-                gone = outcome.Released("its type is not known here", delay=10.0)
-                self._finish_unstarted(assignment, gone)
+                self._finish_unstarted(assignment, UNKNOWN_TYPE)
                 continue
             is_async = task.signature.is_async
             if is_async and self._standing_in:
                 loopless.append(assignment)
             elif is_async or self._threads.reserve():
-                self._start(JobRun(assignment.job, assignment.slot, task, self._desk), is_async)
+                job, slot = assignment.job, assignment.slot
+                self._start(JobRun(job, slot, task, self._app, self._worker), is_async)
             else:
                 threadless.append(assignment)
         self._backlog.extendleft(reversed(loopless))
@@ -208,11 +229,11 @@ class Executor:
             # We did not answer for so long that what had not started was taken back: this too.
             if not is_async:
                 self._threads.release()
-            self._finish_unstarted(run, outcome.Released("its process did not answer"))
+            self._finish_unstarted(run, NO_ANSWER)
             return
         self._running[run.job.id] = run
-        if self._chronicle.verbose:
-            self._chronicle.started(run.job)
+        if self._job_log.verbose:
+            self._job_log.started(run.job)
         if is_async:
             run.waiter = self._loop.create_task(self._run_async(run))
         else:
@@ -222,7 +243,7 @@ class Executor:
         try:
             act_for(run.job)
             self._announce_start(run)
-            value = await call(run)
+            value = await run.call()
             ended = judge_value(value, run)
         except asyncio.CancelledError as error:
             ended = judge_error(why_stopped(run, error), run)
@@ -236,7 +257,7 @@ class Executor:
         try:
             act_for(run.job)
             self._announce_start(run)
-            value = call(run)
+            value = run.call()
             ended = judge_value(value, run)
         except BaseException as error:
             if self.copied:
@@ -264,32 +285,14 @@ class Executor:
 
     # -- hooks --------------------------------------------------------------------------------
     def _announce_start(self, run: JobRun) -> None:
-        if self._desk.hooked("start"):
-            self._desk.tell(Lifecycle("start", run.job))
+        if self._app.hooks:
+            tell(self._app.hooks, Lifecycle("start", run.job))
 
     def _announce_end(self, run: JobRun, how: outcome.Outcome) -> None:
-        """What it has failed of is held no longer: its traceback holds the run."""
+        """The exception is held no longer: its traceback holds the run."""
         raised, run.raised = run.raised, None
-        match how:
-            case outcome.Completed(result=result):
-                self._tell("complete", run, result=result)
-            case outcome.Retried(failure=why):
-                self._tell("failed", run, error=why.message, raised=raised)
-            case outcome.Failed(failure=why) | outcome.Dead(failure=why):
-                self._tell("failed", run, error=why.message, raised=raised)
-                self._tell("final_failure", run, error=why.message, raised=raised)
-
-    def _tell(
-        self,
-        kind: str,
-        run: JobRun,
-        *,
-        result: str | None = None,
-        error: str | None = None,
-        raised: BaseException | None = None,
-    ) -> None:
-        if self._desk.hooked(kind):
-            self._desk.tell(Lifecycle.ended(kind, run.job, result, error, raised))
+        if self._app.hooks:
+            tell_of_end(self._app.hooks, run.job, how, raised)
 
     # -- ending -------------------------------------------------------------------------------
     def _end(self, run: JobRun, how: outcome.Outcome) -> None:
@@ -304,14 +307,14 @@ class Executor:
         if self._running.get(run.job.id) is run:  # or a later lease of the same job runs here
             del self._running[run.job.id]
         if run.lost and not isinstance(how, outcome.Completed):
-            how = outcome.Released("its lease was lost")  # the store refuses it; our slot is free
+            how = LEASE_LOST  # the store refuses it; our slot is free
         elif run.progress is not None and not run.settled:
             self._said.append((run.job.id, run.job.lease_no, run.progress))
         lasted = run.lasted_ms()
         self._ended.append(outcome.Ended(run.job.id, run.job.lease_no, lasted, how))
         self._soon_flush()
-        if type(how) is not outcome.Completed or self._chronicle.verbose:
-            self._chronicle.ended(run.job, how, lasted)
+        if type(how) is not outcome.Completed or self._job_log.verbose:
+            self._job_log.ended(run.job, how, lasted)
         if self._stopping:
             self._when_idle()
 
@@ -322,7 +325,7 @@ class Executor:
 
     def _when_idle(self) -> None:
         if not self._running:
-            self._chronicle.sum_up(at_once=True)
+            self._job_log.sum_up(at_once=True)
             self._flush()
             self._on_loop(self.idle.set)
 
@@ -348,8 +351,9 @@ class Executor:
 
     # -- time ---------------------------------------------------------------------------------
     def stand_in(self, read: Callable[[], None]) -> None:
-        """The loop does not turn: what it would do for `def` jobs, from another thread. `read`
-        takes orders. Whoever has the lock is doing something, and that will do."""
+        """The loop does not turn: do from another thread what it would do for `def` jobs. `read`
+        takes orders. While the lock is taken, another thread is doing something, and that will do.
+        """
         if not self.lock.acquire(blocking=False):
             return
         try:
@@ -368,7 +372,7 @@ class Executor:
     def _beat(self) -> None:
         self.turned = time.monotonic()
         self._board.beat(self.turned)
-        self._chronicle.sum_up()
+        self._job_log.sum_up()
         pause = BEAT if self._running or self._backlog else IDLE_BEAT
         self._loop.call_later(pause, self._beat)
 
@@ -402,9 +406,9 @@ class Executor:
             self._send(Report([], progress, self._stuck))
 
     def _overrun(self, run: JobRun, now: float) -> None:
-        """First ask: cancel the task, set the token. Who does not listen, to a time-out or to a
-        cancellation, is given up and its outcome said for it; the child is then replaced. A loop
-        that is blocked cannot even do this: that child is the supervisor's to kill."""
+        """First ask: cancel the task, set the token. A handler that does not listen, to a time-out
+        or to a cancellation, is given up and its outcome said for it; the child is then replaced. A
+        loop that is blocked cannot even do this: its child is the supervisor's to kill."""
         if self._standing_in and (run.waiter is not None or run.timed_out):
             return
         if now >= run.deadline and not run.timed_out:
@@ -417,3 +421,7 @@ class Executor:
             how = judge_error(why_stopped(run), run)
             self._announce_end(run, how)
             self._finish(run, how)
+
+
+def _unheard(report: Report) -> None:
+    """After `close`."""

@@ -1,9 +1,10 @@
-"""While a handler blocks the loop: somebody names it, and does the loop's work for `def` jobs.
+"""A thread that watches the loop of a child: while a handler blocks it, the thread names the
+handler, and does the loop's work for `def` jobs.
 
 `time.sleep(2)` in an `async def` handler stops every task of its child. This thread notices that
 the loop does not turn, takes orders, starts and finishes `def` jobs in its place, and after half a
-second says who it is and at which line. It costs jobs nothing: it looks ten times a second, and
-no job wakes it on its way.
+second says which task blocks it and at which line. It costs jobs nothing: it looks ten times a
+second, and no job wakes it on its way.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class LoopWatch:
         self, executor: Executor, loop_thread: int, read: Callable[[], None] | None = None
     ) -> None:
         """Without `read` (embedded, where the supervisor waits for the loop itself) it only names
-        whoever blocks."""
+        the task that blocks."""
         self._executor = executor
         self._loop_thread = loop_thread
         self._read = read
@@ -51,8 +52,8 @@ class LoopWatch:
         while not self._over:
             try:
                 standing = self._look(time.monotonic(), self._executor.working)
-            except Exception:  # it must not end: nobody else would do this
-                log.exception("internal error in standby")
+            except Exception:  # it must not end: no other thread does this
+                log.exception("internal error in the loop watch")
                 standing = False
             time.sleep(STANDING_SECONDS if standing else LOOK_SECONDS)
 
@@ -68,9 +69,9 @@ class LoopWatch:
             self._executor.stand_in(self._read)
         return True
 
-    # -- who it is ----------------------------------------------------------------------------
+    # -- which task it is ---------------------------------------------------------------------
     def _name(self, now: float, silent: float) -> bool:
-        """False when nobody can be blamed."""
+        """False when no task can be blamed."""
         frames = _inside_a_callback(sys._current_frames().get(self._loop_thread))
         run = _run_of(frames)
         if run is None and not any(map(_is_theirs, frames)):
@@ -78,17 +79,17 @@ class LoopWatch:
         runs = [run for run in self._executor.runs() if run.waiter is not None]
         run = run or (runs[0] if len(runs) == 1 else None)
         place = _place(frames, None if run is None else run.task.function)
-        who = run.job.type if run is not None else ", ".join(sorted({r.job.type for r in runs}))
-        if now - self._named.get((who, place), -AGAIN_SECONDS) < AGAIN_SECONDS:
+        types = run.job.type if run is not None else ", ".join(sorted({r.job.type for r in runs}))
+        if now - self._named.get((types, place), -AGAIN_SECONDS) < AGAIN_SECONDS:
             return True
         if len(self._named) >= MOST_REMEMBERED:
             self._named.clear()
-        self._named[who, place] = now
+        self._named[types, place] = now
         about = {} if run is None else {"job_id": run.job.id, "job_type": run.job.type}
         log.warning(
             "%s blocks the event loop at %s, for %.1f s so far: no other async job of its process "
             "goes on meanwhile. Await there, use asyncio.to_thread(), or make the task a plain def",
-            f"task {who!r}" if run is not None else f"one of the tasks {who or '(none runs)'}",
+            f"task {types!r}" if run is not None else f"one of the tasks {types or '(none runs)'}",
             place,
             silent,
             extra=about,

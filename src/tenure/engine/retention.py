@@ -1,20 +1,17 @@
-"""Retention: one pass a minute for the whole fleet, in a thread in which nothing else waits.
+"""Retention: one pass a minute for all workers of a store together.
 
-Whoever asks first in a minute has the pass (`store.take_turn`). It removes in bounded batches, and
-tries whole days once: a lock that is refused is not asked for again before the next pass. What it
-did, or who was in its way, is written down for `tenure doctor`.
+The first worker that asks in a minute makes the pass (`store.take_turn`). It removes in bounded
+batches, and tries to drop whole days once: a lock that is refused is not asked for again before the
+next pass. What the pass did, or what was in its way, is written down for `tenure doctor`.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
 
-from tenure.config import Settings
-from tenure.engine.board import remove_forgotten_boards
+from tenure.engine.worker_state import WorkerState
 from tenure.errors import StoreError
 from tenure.policy import Keep
 from tenure.store import Prune, Store
@@ -23,30 +20,26 @@ log = logging.getLogger("tenure.worker")
 PASS_EVERY = 60.0
 ASKED_AGAIN = 6  # times in that: passes follow each other closely, whichever worker has left
 LONGEST_PASS = 0.75  # of that: a backlog is left to the next pass, not doubled by it
-BOARDS_KEPT = 86_400.0  # after its owner has died
 
 
 class Retention:
-    def __init__(self, store: Store, settings: Settings) -> None:
+    def __init__(self, store: Store, state: WorkerState) -> None:
         self._store = store
-        self._settings = settings
-        self.keep: Mapping[str, Keep] = {}
+        self._state = state
 
-    def run(self, over: threading.Event) -> None:
-        while not over.wait(PASS_EVERY / ASKED_AGAIN):
-            remove_forgotten_boards(BOARDS_KEPT)  # each worker for its own machine
-            try:
-                if self._store.take_turn("retention", PASS_EVERY):
-                    self._pass(over)
-            except StoreError as error:
-                log.warning("retention postponed: %s", error)
+    def run(self) -> None:
+        try:
+            if self._store.take_turn("retention", PASS_EVERY):
+                self._pass()
+        except StoreError as error:
+            log.warning("retention postponed: %s", error)
 
-    def _pass(self, over: threading.Event) -> None:
+    def _pass(self) -> None:
         turn = self._store.turns()["retention"]
         note: dict[str, object] = {}
         removed: Counter[str] = Counter()
         try:
-            held = self._remove(removed, over)
+            held = self._remove(removed)
         except StoreError as error:
             note["failed"] = str(error)
             raise
@@ -58,18 +51,20 @@ class Retention:
             note["removed"] = {kind: count for kind, count in removed.items() if count}
             self._store.end_turn("retention", note)
 
-    def _remove(self, removed: Counter[str], over: threading.Event) -> str | None:
+    def _remove(self, removed: Counter[str]) -> str | None:
+        """What kept it from dropping whole days."""
+        settings = self._state.settings
         keep = Prune(
-            completed=self._settings.keep_completed_seconds,
-            dead=self._settings.keep_dead_seconds,
-            events=self._settings.keep_events_seconds,
-            tasks={name: own for name, own in self.keep.items() if own != Keep()},
+            completed=settings.keep_completed_seconds,
+            dead=settings.keep_dead_seconds,
+            events=settings.keep_events_seconds,
+            tasks={name: own for name, own in self._state.app.keep.items() if own != Keep()},
         )
         until = time.monotonic() + PASS_EVERY * LONGEST_PASS
         first = found = self._store.prune(keep)
         removed.update(found.removed, days=found.days)
         while max(found.removed.values()) >= keep.batch:
-            if over.is_set() or time.monotonic() > until:
+            if self._state.over.is_set() or time.monotonic() > until:
                 break
             found = self._store.prune(keep._replace(days=False))
             removed.update(found.removed)

@@ -1,42 +1,47 @@
-"""One run of one job: the lease it runs under, what it asks of its desk, and how it is judged."""
+"""One run of one job: the lease it runs under, and what its handler asks through `Context`.
+
+The only way from a handler to the store: steps, results of dependencies, the transaction that ends
+the job. The store is opened at the first such call; most handlers make none.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
-import random
-import re
-import sys
+import os
+import threading
 import time
-import traceback
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import msgspec
 
-from tenure import context, outcome, payload, policy
-from tenure.engine.desk import Desk
-from tenure.engine.tracebacks import Tracebacks
-from tenure.errors import (
-    ConfigError,
-    JobCancelled,
-    JobError,
-    LeaseLost,
-    PayloadError,
-    StoreError,
-    TenureError,
-)
+from tenure import context, payload, reference
+from tenure.config import Settings
+from tenure.engine.client import Client
+from tenure.engine.hooks import Hook, tell
+from tenure.errors import JobError, PayloadError
 from tenure.job import ClaimedJob, NewJob
-from tenure.scrubbing import MAX_TEXT, Scrubber, without_secrets
+from tenure.store import Registration
 from tenure.task import Task
 
-log = logging.getLogger("tenure.worker")
-MOST_TEXT, MOST_CODE = 2000, 100
 RESULT_ERROR = "RESULT_ERROR"
-CONFLICT_SECONDS = (0.05, 0.5)  # until two that were in each other's way are tried again
-OUR_CODES = (RESULT_ERROR, "FAILED", "PERMANENT_ERROR", "TRANSIENT_ERROR", "VALIDATION_ERROR")
+MOST_PROGRESS_BYTES = 8192
+
+
+class RunningApp(Protocol):
+    """The part of an app that running a job needs."""
+
+    settings: Settings
+    tasks: dict[str, Task[..., Any]]
+    hooks: dict[str, list[Hook]]
+    secrets: tuple[str, ...]  # the references it may ask for
+    secret_provider: Callable[[str], str | None] | None
+    around: Callable[[Callable[..., Any]], Callable[..., Any]] | None
+
+    @property
+    def client(self) -> Client: ...
 
 
 class JobRun(msgspec.Struct, eq=False):
@@ -45,7 +50,8 @@ class JobRun(msgspec.Struct, eq=False):
     job: ClaimedJob
     slot: int
     task: Task[..., Any]
-    desk: Desk
+    app: RunningApp
+    worker: Registration  # under which the job was claimed
     begun: float = 0.0
     deadline: float = 0.0
     cancel_reason: str | None = None
@@ -53,308 +59,92 @@ class JobRun(msgspec.Struct, eq=False):
     lost: bool = False
     timed_out: bool = False
     done: bool = False
-    settled: bool = False
+    settled: bool = False  # its own transaction has written its finish
     settling: bool = False  # inside its transaction's block
     result: str | None = None  # what its own transaction has stored
-    children: list[NewJob] = []
-    grown: bool = False  # its children have been taken for its finish: there are no more
+    follow_ups: list[NewJob] = []
+    closed: bool = False  # its follow-ups have been taken for its finish: there are no more
+    lock: threading.Lock = msgspec.field(default_factory=threading.Lock)  # for its follow-ups
     secrets: list[str] = []  # what it has fetched: here only, to be kept out of its words
-    stopped: BaseException | None = None  # what we have stopped it with
+    stopped: BaseException | None = None  # what the executor has stopped it with
     raised: BaseException | None = None  # what it has failed of, until hooks are told
     progress: str | None = None
     progress_due: float = 0.0
     waiter: asyncio.Task[None] | None = None  # None for a thread's run
 
-    # -- what `Context` asks ------------------------------------------------------------------
-    def adopt(self, child: NewJob) -> None:
-        """Under a lock: a thread of the handler's may ask while the run ends, and whoever is told
-        yes has a job that will be stored."""
-        with self.desk.family:
-            if not self.grown:
-                self.children.append(child)
+    def call(self) -> Any:
+        """Call the handler; of an `async def` one this gives a coroutine."""
+        signature, function = self.task.signature, self.task.function
+        if self.app.around is not None:
+            function = self.app.around(function)
+        arguments = signature.unpack(self.job.payload)
+        return signature.call(function, context.Context(self), arguments)
+
+    def lasted_ms(self) -> int:
+        return int((time.monotonic() - self.begun) * 1000)
+
+    # -- follow-up jobs -----------------------------------------------------------------------
+    def adopt(self, follow_up: NewJob) -> None:
+        """Under a lock: a thread of the handler's may ask while the run ends, and where this
+        returns the job will be stored."""
+        with self.lock:
+            if not self.closed:
+                self.follow_ups.append(follow_up)
                 return
         raise JobError(
             "ctx.enqueue: this run is over, and with it its follow-up jobs were stored. What comes "
-            f"later is a job of its own: {child.terms.type}.enqueue(…)"
+            f"later is a job of its own: {follow_up.terms.type}.enqueue(…)"
         )
 
-    def family(self) -> tuple[NewJob, ...]:
-        """Its children, for its finish; it gets no more."""
-        with self.desk.family:
-            self.grown = True
-            return tuple(self.children)
+    def take_follow_ups(self) -> tuple[NewJob, ...]:
+        """For its finish; it gets no more."""
+        with self.lock:
+            self.closed = True
+            return tuple(self.follow_ups)
 
+    # -- what else `Context` asks -------------------------------------------------------------
     def report(self, progress: dict[str, Any]) -> None:
-        with _made_by_the_handler():
-            self.progress = payload.encode(progress, what="progress", max_bytes=8192)
-        if self.desk.hooked("progress"):
-            self.desk.tell(context.Lifecycle("progress", self.job, progress=progress))
+        with made_by_the_handler():
+            self.progress = payload.encode(progress, what="progress", max_bytes=MOST_PROGRESS_BYTES)
+        if self.app.hooks:
+            tell(self.app.hooks, context.Lifecycle("progress", self.job, progress=progress))
 
     def steps(self) -> dict[str, str]:
-        return self.desk.steps(self.job)
+        return self.app.client.store.steps(self.job.id)
 
     def save_step(self, name: str, result: str) -> bool:
-        return self.desk.save_step(self.job, name, result)
+        run = (self.job.id, self.job.lease_no)
+        return self.app.client.store.save_step(self.worker, run, name, result)
 
     def results(self) -> dict[str, tuple[str, Any]]:
-        return self.desk.results(self.job)
+        return self.app.client.store.results(self.job.id)
 
     def secret(self, ref: str) -> str:
-        value = self.desk.secret(ref)
+        app = self.app
+        value = reference.resolve(ref, app.secrets, app.secret_provider, os.environ)
         if value not in self.secrets:
             self.secrets.append(value)
         return value
 
     def pack(self, value: Any, step: str) -> str:
-        with _made_by_the_handler(repr(step)):
+        with made_by_the_handler(repr(step)):
             return self.task.signature.encode(value, f"the result of step {step!r}")
 
-    def transaction(self, result: Callable[[], Any], conn: Any) -> AbstractContextManager[Any]:
-        if self.waiter is not None:
-            self.desk.refuse_blocking()
-        return self._transaction(result, conn)
+    def transaction(self, result: Callable[[], Any], conn: Any) -> context.Transaction:
+        from tenure.engine.run_transaction import RunTransaction  # most runs have none
 
-    @contextmanager
-    def _transaction(self, result: Callable[[], Any], conn: Any) -> Iterator[Any]:
-        with (
-            self._settling(),
-            self.desk.transaction(self.job, lambda: self._completed(result), conn) as connection,
-        ):
-            yield connection
-
-    @asynccontextmanager
-    async def atransaction(self, result: Callable[[], Any], conn: Any) -> AsyncIterator[Any]:
-        with self._settling():
-            async with self.desk.atransaction(
-                self.job, lambda: self._completed(result), conn
-            ) as connection:
-                yield connection
-
-    @contextmanager
-    def _settling(self) -> Iterator[None]:
-        """What a transaction's end means for the run: the job is over, or not ours any more. One
-        at a time: a second block inside the first could only wait for it, or end the job twice."""
-        if self.settling:
-            raise ConfigError("ctx.transaction() is the end of a job: use it once in a run")
-        self.settling, before = True, len(self.children)
-        try:
-            yield
-        except BaseException as error:
-            self.lost = self.lost or isinstance(error, LeaseLost)
-            with self.desk.family:
-                # Nothing of the block was stored, nor will be: the handler may go on, and a block
-                # that it tries again enqueues its follow-ups again.
-                del self.children[before:]
-                self.grown = False
-            raise
-        finally:
-            self.settling = False
-        self.settled = True
-
-    def _completed(self, result: Callable[[], Any]) -> tuple[outcome.Completed, int]:
-        value = result()
-        with _made_by_the_handler():
-            self.result = None if value is None else self.task.pack_result(value)
-        return outcome.Completed(self.result, self.family()), self.lasted_ms()
+        return RunTransaction(self, result, conn)
 
     async def in_thread(self, call: Callable[..., Any], *args: Any) -> Any:
-        return await self.desk.in_thread(call, *args)
-
-    def lasted_ms(self) -> int:
-        return int((time.monotonic() - self.begun) * 1000)
-
-
-def call(run: JobRun) -> Any:
-    signature, function = run.task.signature, run.task.function
-    if run.desk.around is not None:
-        function = run.desk.around(function)
-    return signature.call(function, context.Context(run), signature.unpack(run.job.payload))
+        return await self.app.client.in_thread(call, *args)
 
 
 @contextmanager
-def _made_by_the_handler(*named: str) -> Iterator[None]:
-    """What cannot be stored of it is no reason to do its work again."""
+def made_by_the_handler(*named: str) -> Iterator[None]:
+    """A value of the handler's that cannot be stored is no reason to run the job again."""
     try:
         yield
     except PayloadError as error:
         error.code = RESULT_ERROR
         error.quoting(*(error.quoted or ()), *named)
         raise
-
-
-def why_stopped(run: JobRun, by: BaseException | None = None) -> BaseException:
-    """`by`: how the handler was told. It knows where the handler was then."""
-    run.stopped = _why_stopped(run)
-    return run.stopped if by is None else run.stopped.with_traceback(by.__traceback__)
-
-
-def _why_stopped(run: JobRun) -> BaseException:
-    if run.timed_out:
-        return TimeoutError(f"still running after its time-out of {run.job.timeout_ms / 1000:g} s")
-    if run.lost:
-        return LeaseLost("the lease was taken away")
-    if run.cancel_reason is not None:
-        return JobCancelled(run.cancel_reason)
-    return asyncio.CancelledError("the handler was cancelled from within")
-
-
-# -- judging ------------------------------------------------------------------------------------
-def judge_value(value: Any, run: JobRun) -> outcome.Outcome:
-    """A returned value as an outcome."""
-    if run.settled:
-        return outcome.Completed(run.result, settled=True)
-    children = run.family()
-    if value is None:
-        return outcome.Completed(None, children)
-    if isinstance(value, context.Snooze):
-        return outcome.Snoozed(policy.delay_seconds(value.seconds))
-    if isinstance(value, context.Cancel):
-        return outcome.Cancelled(Words(run).storable(value.reason))
-    if isinstance(value, context.Fail):
-        words = Words(run)
-        failure = outcome.Failure(words.storable(value.reason), words.code(_text(value.code)))
-        return outcome.Failed(failure)
-    try:
-        return outcome.Completed(run.task.pack_result(value), children)
-    except PayloadError as error:
-        run.raised = error
-        why = Words(run).storable(error)
-        message = f"the job ran, but its result cannot be stored: {why}"
-        return outcome.Failed(outcome.Failure(message, RESULT_ERROR))
-
-
-def judge_error(error: BaseException, run: JobRun) -> outcome.Outcome:
-    """A raised exception as an outcome, by the task's policy. Whatever happens, there is one: a
-    run without an outcome would hold its slot until its time-out."""
-    run.family()
-    run.raised = error
-    try:
-        return _judge_error(error, run)
-    except BaseException as broken:  # places only: the texts may hold payload values
-        where = "".join(traceback.format_tb(broken.__traceback__))
-        kind, name = type(broken).__name__, clean(type(error).__name__)[:MOST_CODE]
-        log.error("the failure of job %s cannot be judged: %s\n%s", run.job.id, kind, where)
-        return _by_default(outcome.Failure(name, "UNKNOWN", name), run)
-
-
-def _judge_error(error: BaseException, run: JobRun) -> outcome.Outcome:
-    if run.settled:
-        what = Words(run).failure(error).message
-        log.warning("job %s is over, its transaction committed; ignored: %s", run.job.id, what)
-        return outcome.Completed(run.result, settled=True)
-    if isinstance(error, JobCancelled) and not run.timed_out:
-        return outcome.Cancelled(Words(run).storable(error))
-    if isinstance(error, JobCancelled):
-        error = run.raised = why_stopped(run, error)
-    if isinstance(error, StoreError) and error.uncharged:
-        log.warning("job %s goes back to the queue uncharged: %s", run.job.id, error)
-        return outcome.Released(str(error), delay=random.uniform(*CONFLICT_SECONDS))
-    failure = Words(run).failure(error)
-    if isinstance(error, PayloadError) and error.code == RESULT_ERROR:
-        return outcome.Failed(failure)
-    try:
-        verdict = run.task.settings.retry.verdict(error, run.job.attempts, run.job.max_attempts)
-        if verdict == "failed":
-            return outcome.Failed(failure)
-        if verdict == "dead":
-            return outcome.Dead(failure)
-        return outcome.Retried(policy.delay_seconds(verdict), failure)
-    except Exception as broken:  # a backoff of the user's own: keep the failure all the same
-        kind = type(broken).__name__
-        log.warning("the backoff of task %r raised %s: using the default", run.job.type, kind)
-        return _by_default(failure, run)
-
-
-def _by_default(failure: outcome.Failure, run: JobRun) -> outcome.Outcome:
-    if run.job.attempts >= run.job.max_attempts:
-        return outcome.Dead(failure)
-    return outcome.Retried(policy.Exponential().delay(run.job.attempts), failure)
-
-
-# -- words that may be stored -------------------------------------------------------------------
-class Words:
-    """What a run says, as any store and the pipe take it: the handler's words without payload
-    values and without the secrets it has fetched. Ours are put around them afterwards."""
-
-    def __init__(self, run: JobRun) -> None:
-        self._run = run
-        self._scrubbed = Scrubber(run.job.payload, run.secrets)
-        self._heard: dict[int, str] = {}  # by the error's id: all of them live as long as we do
-
-    def failure(self, error: BaseException) -> outcome.Failure:
-        """What may be known of an exception: its type and scrubbed text, its code, its place."""
-        name = self._name_of(type(error))
-        code = _attribute(error, "code")
-        default = "TIMEOUT" if isinstance(error, TimeoutError) else name
-        at, trace = self._whereabouts(error)
-        return outcome.Failure(
-            self._said(error),
-            self.code(_text(code)) if isinstance(code, (str, int)) else default,
-            f"{name} at {at}" if at else name,
-            trace,
-        )
-
-    def _said(self, error: BaseException) -> str:
-        """Its type and scrubbed text. The same error may be asked for twice."""
-        if id(error) not in self._heard:
-            name, text = self._name_of(type(error)), self.storable(error)
-            self._heard[id(error)] = f"{name}: {text}" if text else name
-        return self._heard[id(error)]
-
-    def _whereabouts(self, error: BaseException) -> tuple[str, str | None]:
-        """Its place and its traceback: whatever an error does when it is looked at, the job has
-        failed of it."""
-        secrets = self._run.secrets
-        source = Scrubber("", secrets) if secrets else without_secrets
-        traces = Tracebacks(self._run.task.function, self._said, self.storable, source)
-        place, text = "", None
-        with suppress(Exception):
-            place = clean(traces.place(error))
-            text = traces.text(error)
-        return place, text
-
-    def storable(self, said: object) -> str:
-        text = _text(said)
-        if self._not_the_handlers(said, text):
-            return text[:MOST_TEXT]
-        quoted = said.quoted if isinstance(said, TenureError) else None
-        theirs = None if quoted is None else [clean(part) for part in quoted if part]
-        if theirs is None or not all(part in text for part in theirs):
-            return self._scrubbed(text)[:MOST_TEXT]  # a cut first could hide half a value
-        for_them = "|".join(map(re.escape, theirs))
-        scrubbed = re.sub(for_them, lambda part: self._scrubbed(part[0]), text) if theirs else text
-        return scrubbed[:MOST_TEXT]
-
-    def code(self, code: str) -> str:
-        return code if code in OUR_CODES else self._scrubbed(code)[:MOST_CODE]
-
-    def _not_the_handlers(self, said: object, text: str) -> bool:
-        """What we have stopped it with, and an operator's reason."""
-        if isinstance(said, JobCancelled):
-            return text == self._run.cancel_reason
-        return isinstance(said, BaseException) and said is self._run.stopped
-
-    def _name_of(self, kind: type[BaseException]) -> str:
-        """A class that stands in its module has its name from there, not from a payload."""
-        name = clean(kind.__name__)[:MOST_CODE]
-        known = getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
-        return name if known else self._scrubbed(name)
-
-
-def _text(said: object) -> str:
-    try:
-        return clean(str.__str__(str(said))[:MAX_TEXT])
-    except BaseException:  # its own __str__ raises, or returns no text
-        return ""
-
-
-def _attribute(error: BaseException, name: str) -> object:
-    try:
-        return getattr(error, name, None)
-    except BaseException:  # a property of its own that raises
-        return None
-
-
-def clean(text: str) -> str:
-    """Without NUL and lone surrogates (a file name from `os.listdir` may hold some)."""
-    return text.replace("\x00", "").encode("utf-8", "replace").decode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
@@ -24,8 +25,6 @@ if TYPE_CHECKING:  # pytest imports this module first of all: the engine only wh
     from tenure.outcome import Outcome
 
 RUNAWAY = 1000  # runs, then a drain without a limit says that it does not end
-FINAL = ("failed", "final_failure")
-HOOKS = {"Completed": ("complete",), "Retried": ("failed",), "Failed": FINAL, "Dead": FINAL}
 
 
 @contextmanager
@@ -110,15 +109,16 @@ class _Bench(AbstractContextManager["_Bench"]):
                 self.busy.release()
 
     def work(self, limit: int | None = None, clock: Clock | None = None) -> Summary:
-        from tenure.engine import desk, finisher, machine, worker_options
+        from tenure.engine.finisher import Finisher, Unwritten
+        from tenure.engine.machine import identify, new_worker_id
+        from tenure.engine.worker_options import Summary
 
         app, store, begun = self._app, self._app.store, time.monotonic()
         clock_of(app)
-        info = machine.identify(
-            machine.new_worker_id(), app.settings.lease_seconds, {"name": "testing"}
-        )
-        self._desk, self._finisher = desk.Desk(app), finisher.Finisher(store)
-        self._desk.worker = store.register(info)
+        info = identify(new_worker_id(), app.settings.lease_seconds, {"name": "testing"})
+        self._worker, self._unwritten = store.register(info), Unwritten()
+        counts: Counter[str] = Counter()
+        self._finisher = Finisher(store, self._unwritten, counts)
         self._failures: list[JobFailed] = []
         try:
             for _ in range(RUNAWAY if limit is None else limit):
@@ -126,7 +126,7 @@ class _Bench(AbstractContextManager["_Bench"]):
                     break
                 self._run(job)
         finally:
-            store.retire(self._desk.worker)
+            store.retire(self._worker)
         if limit is None and job is not None:
             raise JobError(
                 f"{RUNAWAY} jobs have run and it goes on: does a task enqueue or snooze itself for "
@@ -134,12 +134,10 @@ class _Bench(AbstractContextManager["_Bench"]):
             )
         if self._raise and self._failures:
             raise self._failures[0]
-        counts = {
-            n: c for n, c in self._finisher.counts.items() if n in worker_options.Summary._fields
-        }
+        known = {name: count for name, count in counts.items() if name in Summary._fields}
         queued = store.totals().jobs["queued"]
         left = {"queued": queued} if queued else {}
-        return worker_options.Summary(**counts, seconds=time.monotonic() - begun, left=left)
+        return Summary(**known, seconds=time.monotonic() - begun, left=left)
 
     def _next(self, clock: Clock | None) -> ClaimedJob | None:
         """The next job due, after turning the clock if there is one to turn."""
@@ -149,7 +147,7 @@ class _Bench(AbstractContextManager["_Bench"]):
             names = [n for n in known if self._queues is None or n in self._queues]
             names.sort(key=lambda name: (-policy.QUEUE_WEIGHTS.get(name, 1.0), name))
             wants = [(name, 1) for name in names if not known[name]]
-            worker = self._desk.worker
+            worker = self._worker
             claim = store.claim(worker, wants, types, limit=1)
             if claim.suspects and not claim.jobs:
                 claim = store.claim(worker, wants, types, suspects=True, limit=1)
@@ -170,24 +168,23 @@ class _Bench(AbstractContextManager["_Bench"]):
     # -- what `engine/executor.py` does, without its threads -------------------------------------
     def _run(self, job: ClaimedJob) -> None:
         from tenure import outcome
+        from tenure.engine.hooks import tell_of_end
         from tenure.engine.run import JobRun
 
-        run = JobRun(job, 0, self._app.tasks[job.type], self._desk)
+        run = JobRun(job, 0, self._app.tasks[job.type], self._app, self._worker)
         run.begun = time.monotonic()
         how: Outcome = outcome.Released("the test was interrupted")  # Ctrl-C, pytest.fail
         try:
             how, error = self._outcome(run)
-            failure, result = getattr(how, "failure", None), getattr(how, "result", None)
-            for kind in HOOKS.get(type(how).__name__, ()):
-                said = None if failure is None else failure.message
-                self._desk.tell(Lifecycle.ended(kind, job, result, said, run.raised))
+            failure = getattr(how, "failure", None)
+            tell_of_end(self._app.hooks, job, how, run.raised)
         finally:
             if run.lost:
                 how = outcome.Released("its lease was lost")
             report = None if run.settled else run.progress
             ended = outcome.Ended(job.id, job.lease_no, run.lasted_ms(), how)
-            self._finisher.add([ended], [(job.id, job.lease_no, report)] if report else [])
-            self._finisher.flush(self._desk.worker)
+            self._unwritten.add([ended], [(job.id, job.lease_no, report)] if report else [])
+            self._finisher.flush(self._worker)
         if failure is not None and (after := self._app.get(job.id)) is not None:
             message = f"job {job.id} ({job.type}) failed, now {after.status}: {failure.message}"
             self._failures.append(JobFailed(message, status=after.status, code=failure.code))
@@ -197,12 +194,13 @@ class _Bench(AbstractContextManager["_Bench"]):
         from asyncio import CancelledError
 
         from tenure.context import acting_for
-        from tenure.engine.run import call, judge_error, judge_value
+        from tenure.engine.hooks import tell
+        from tenure.engine.judgement import judge_error, judge_value
 
         try:
             with acting_for(run.job):
-                self._desk.tell(Lifecycle("start", run.job))
-                value = call(run)
+                tell(self._app.hooks, Lifecycle("start", run.job))
+                value = run.call()
                 if run.task.signature.is_async:
                     value = self._awaited(run, value)
             return judge_value(value, run), None

@@ -5,16 +5,11 @@ unit test, so that a task that takes one is called like any function, and what i
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    asynccontextmanager,
-    contextmanager,
-)
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tenure import payload, policy
-from tenure.context import Context, checked_actor
+from tenure.context import Context, Transaction, checked_actor
 from tenure.errors import ConfigError
 from tenure.ids import id_time_ms, new_id
 from tenure.job import SYSTEM, ClaimedJob, NewJob, moment
@@ -40,7 +35,7 @@ class Rehearsal(Context):
     @property
     def enqueued(self) -> list[Job]:
         """What `ctx.enqueue` was asked for, in order; `assert_enqueued(ctx, …)` looks here."""
-        return [_as_job(child) for child in self._rehearsed.children]
+        return [_as_job(each) for each in self._rehearsed.follow_ups]
 
     @property
     def reports(self) -> list[dict[str, Any]]:
@@ -81,13 +76,13 @@ class RehearsedRun:
         self.job = job
         self.cancel_reason: str | None = None
         self.lost = self.settled = False
-        self.children: list[NewJob] = []
+        self.follow_ups: list[NewJob] = []
         self.reports: list[dict[str, Any]] = []
-        self._task, self._results, self._secrets, self._conn = task, results, secrets, conn
+        self._task, self._results, self._secrets, self.conn = task, results, secrets, conn
         self.stored = {name: self.pack(value, name) for name, value in steps.items()}
 
-    def adopt(self, child: NewJob) -> None:
-        self.children.append(child)
+    def adopt(self, follow_up: NewJob) -> None:
+        self.follow_ups.append(follow_up)
 
     def report(self, progress: dict[str, Any]) -> None:
         text = payload.encode(progress, what="progress", max_bytes=PROGRESS_BYTES)
@@ -119,82 +114,78 @@ class RehearsedRun:
 
         return Signature(_nothing, self.job.type, payload.MAX_BYTES)
 
-    def transaction(self, result: Callable[[], Any], conn: Any) -> AbstractContextManager[Any]:
+    def transaction(self, result: Callable[[], Any], conn: Any) -> Transaction:
+        return RehearsedTransaction(self, conn)
+
+    async def in_thread(self, call: Callable[..., Any], *args: Any) -> Any:
+        return call(*args)  # nothing here waits for anything
+
+
+class RehearsedTransaction(Transaction):
+    def __init__(self, run: RehearsedRun, conn: Any) -> None:
+        super().__init__(run)
+        self._run: RehearsedRun = run
+        self._conn = conn
+
+    @contextmanager
+    def blocking(self) -> Iterator[Any]:
         from tenure.stores import libraries  # not for every run of pytest
 
-        if libraries.known_as(conn, libraries.SQLALCHEMY) is not None:
-            return self._unit(conn)
-        return self._transaction(self._conn if conn is None else conn)
-
-    @contextmanager
-    def _settling(self) -> Iterator[None]:
-        """The job is over, or nothing of the block counts."""
-        before = len(self.children)
-        try:
-            yield
-        except BaseException:
-            del self.children[before:]
-            raise
-        self.settled = True
-
-    @contextmanager
-    def _unit(self, conn: Any) -> Iterator[Any]:
-        """The handler's own session, which a test could not commit: it is as a rule closed when
-        the handler returns, and what it wrote would be gone without a word."""
-        from tenure.stores import libraries
-
-        with self._settling():
-            unit = libraries.unit_of(conn)
+        with self._ending_the_run():
+            if libraries.known_as(self._conn, libraries.SQLALCHEMY) is None:
+                yield self._lent()
+                return
+            unit = libraries.unit_of(self._conn)
             unit.begin()
             try:
-                yield conn
+                yield self._conn
                 unit.complete()
             except BaseException as error:
                 unit.rollback(error)
                 raise
             unit.commit()
 
-    @contextmanager
-    def _transaction(self, conn: Any) -> Iterator[Any]:
-        if conn is None:
-            raise ConfigError(
-                "ctx.transaction() needs a database: give this test's connection, "
-                "context(conn=…), or run the job through its queue with drain(app)"
-            )
-        with self._settling():
-            yield conn
-
-    def atransaction(
-        self, result: Callable[[], Any], conn: Any
-    ) -> AbstractAsyncContextManager[Any]:
-        from tenure.stores import libraries
-
-        if libraries.known_as(conn, libraries.SQLALCHEMY_ASYNC) is not None:
-            return self._async_unit(conn)
-        return self._atransaction(self._conn if conn is None else conn)
-
     @asynccontextmanager
-    async def _async_unit(self, conn: Any) -> AsyncIterator[Any]:
+    async def awaited(self) -> AsyncIterator[Any]:
         from tenure.stores import libraries
 
-        with self._settling():
-            unit = libraries.AsyncUnit(conn)
+        with self._ending_the_run():
+            if libraries.known_as(self._conn, libraries.SQLALCHEMY_ASYNC) is None:
+                yield self._lent()
+                return
+            unit = libraries.AsyncUnit(self._conn)
             await unit.begin()
             try:
-                yield conn
+                yield self._conn
                 await unit.complete()
             except BaseException as error:
                 await unit.rollback(error)
                 raise
             await unit.commit()
 
-    @asynccontextmanager
-    async def _atransaction(self, conn: Any) -> AsyncIterator[Any]:
-        with self._transaction(conn) as lent:
-            yield lent
+    def _lent(self) -> Any:
+        """The connection that the test gave, which it commits itself. A session of the handler's
+        own is committed here: as a rule it is closed when the handler returns, and what it wrote
+        would be gone without a word."""
+        conn = self._run.conn if self._conn is None else self._conn
+        if conn is None:
+            raise ConfigError(
+                "ctx.transaction() needs a database: give this test's connection, "
+                "context(conn=…), or run the job through its queue with drain(app)"
+            )
+        return conn
 
-    async def in_thread(self, call: Callable[..., Any], *args: Any) -> Any:
-        return call(*args)  # nothing here waits for anything
+    @contextmanager
+    def _ending_the_run(self) -> Iterator[None]:
+        """The job is over, or nothing of the block counts."""
+        run = self._run
+        before = len(run.follow_ups)
+        try:
+            yield
+        except BaseException:
+            del run.follow_ups[before:]
+            raise
+        run.settled = True
 
 
 def context(
