@@ -56,15 +56,15 @@ class Cancelled(msgspec.Struct, frozen=True, array_like=True, tag="cancelled"):
 
 
 class Released(msgspec.Struct, frozen=True, array_like=True, tag="released"):
-    """Given back without having been run to an end (shutdown, bystander): costs no attempt."""
+    """Given back before its run has ended (shutdown, a neighbour's crash): costs no attempt."""
 
     reason: str
     delay: float = 0.0
 
 
 class Crashed(msgspec.Struct, frozen=True, array_like=True, tag="crashed"):
-    """Its own process died while it ran and our supervisor lives: back to the queue, charged; at
-    the limit, poison."""
+    """Its process died while it ran, and the supervisor lives: back to the queue, charged; at the
+    limit it is poison."""
 
     reason: str
     limit: int

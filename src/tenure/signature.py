@@ -136,8 +136,11 @@ class Signature:
             ).quoting() from None
         raise ArgumentError(f"Task {self.task!r}: {why}").quoting(why)
 
-    def call(self, function: Callable[..., Any], context: Context, given: dict[str, Any]) -> Any:
-        leading: list[Any] = [context] if self.takes_context else []
+    def call(
+        self, function: Callable[..., Any], context: Context | None, given: dict[str, Any]
+    ) -> Any:
+        """`context` for a function that takes one, else None."""
+        leading: list[Any] = [] if context is None else [context]
         for name in self.names[: self._positional_only]:
             if name in given:
                 leading.append(given.pop(name))

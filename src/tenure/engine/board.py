@@ -1,9 +1,9 @@
-"""The board: memory that a supervisor shares with one child. A job's start is one store into it.
+"""The board: memory that a supervisor shares with one child. It says which jobs have started.
 
-Who is charged when a process dies? Only jobs that had started in it. A message about every start
+When a process dies, only the jobs that had started in it are charged. A message about every start
 would cost a system call and could be lost with the process; a store in shared memory costs 0.1 us
-and survives it. The board is a small file, so that after a supervisor died too, a rescuer on the
-same machine can read it.
+and survives it. The board is a small file: when the supervisor is dead too, a rescuer on the same
+machine reads it.
 
     magic    8 bytes
     beat     when the child's loop last turned               written by the child
@@ -12,12 +12,12 @@ same machine can read it.
     pid      the child's process                             written by the child
     halted   start nothing more                              written by the supervisor
     left     the child has given itself up                   written by the child
-    partial  other children have boards that nobody finds    written by the supervisor
+    partial  some child of the worker has a hidden board     written by the supervisor
     slots    job id (26 bytes, 6 unused) and its start: 0 while assigned, -1 when ended
 
-Times are the system's monotonic clock, the same in every process. Boards lie in a directory of
-their user's own, where nobody else can put a file. A supervisor holds a lock on its boards for as
-long as it lives, so whoever gets that lock knows that it is dead.
+Times are of the system's monotonic clock, the same in every process. Boards lie in a directory that
+belongs to their user alone, where no other user can put a file. A supervisor holds a lock on its
+boards as long as it lives: a process that gets that lock knows that the supervisor is dead.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _PID = struct.Struct("q")
 
 
 class Board:
-    """`path` is None when nobody else can find it, and `excuse` says why."""
+    """`path` is None when it is hidden (no rescuer can find it), and `excuse` says why."""
 
     def __init__(
         self, memory: mmap.mmap, handle: int = -1, path: str | None = None, excuse: str = ""
@@ -63,8 +63,8 @@ class Board:
 
     # -- the supervisor's side ----------------------------------------------------------------
     def lend(self) -> int:
-        """A handle for a child process. Of a file, one that does not share our lock: Python's mmap
-        keeps a copy of its handle for as long as it lives."""
+        """A handle for a child process. Of a file it is a new one, which does not share our lock:
+        Python's mmap keeps a copy of its handle as long as it lives."""
         if self.path is None:
             return os.dup(self._handle)
         return os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -86,9 +86,9 @@ class Board:
         self._memory[PARTIAL] = partial
 
     def halt(self) -> None:
-        """Let the child start nothing more. A start is marked before this is looked at: after a
-        moment (the processors' buffers take well below a millisecond) a slot without a mark is one
-        that will not be run, whatever the child is doing."""
+        """Let the child start nothing more. The child marks a start before it looks at this. So
+        after a moment (the processors' buffers take well below a millisecond) a job without a mark
+        will not run, whatever the child is doing."""
         self._memory[HALTED] = 1
 
     @property
@@ -106,9 +106,9 @@ class Board:
                 os.utime(self._handle)
 
     def close(self) -> None:
-        """It is over: the file goes now, the memory with whoever still looks at it."""
+        """The file goes now, the memory when no process uses it any more."""
         if self.path is not None:
-            with suppress(OSError):  # gone already, with its whole directory perhaps
+            with suppress(OSError):  # gone already, perhaps with its directory
                 os.unlink(self.path)
         handle, self._handle = self._handle, -1
         if handle >= 0:
@@ -132,14 +132,14 @@ class Board:
         return when, until
 
     def go_on(self) -> None:
-        """What was taken back is forgotten here: starts count again."""
+        """The jobs that were taken back are forgotten here: starts count again."""
         self._memory[HALTED] = 0
 
     def leave(self) -> None:
         self._memory[LEFT] = 1
 
     def disown(self) -> None:
-        """In a forked copy: what it writes is seen by nobody."""
+        """In a forked copy: from now on it writes to memory of its own."""
         self._memory = mmap.mmap(-1, len(self._memory))
 
 
@@ -147,7 +147,7 @@ class Board:
 
 
 def make_board(worker_id: str, child: int, slots: int) -> Board:
-    """A file that rescuers find; where there can be none, memory that only this worker knows."""
+    """A file that rescuers find; where there can be none, memory that only this worker sees."""
     if sys.platform == "win32":
         return Board(_begun(mmap.mmap(-1, HEADER + slots * SLOT)), excuse="Windows")
     size = HEADER + slots * SLOT
@@ -169,7 +169,7 @@ def make_board(worker_id: str, child: int, slots: int) -> Board:
 
 
 def inherited_board(handle: int) -> Board:
-    """In a child process, from the handle its supervisor gave it."""
+    """In a child process, from the handle that its supervisor lent it."""
     try:
         memory = mmap.mmap(handle, os.fstat(handle).st_size)
     finally:
@@ -193,7 +193,8 @@ def _anonymous(size: int, error: OSError) -> Board:
 
 
 def _allocate(handle: int, size: int) -> None:
-    """Every page now: one that cannot be had later ends the process that writes to it (SIGBUS)."""
+    """Every page now: if the disk is full later, the process that writes to a page is ended by
+    SIGBUS."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(handle, 0, size)
     elif os.write(handle, bytes(size)) < size:
@@ -206,7 +207,7 @@ def _begun(memory: mmap.mmap) -> mmap.mmap:
 
 
 def _directory(temporary: str | None = None) -> str:
-    """A directory of our own, whatever others have put where it should be."""
+    """A directory of this user alone; refused when another user has put something in its place."""
     path = os.path.join(temporary or tempfile.gettempdir(), f"tenure-{os.geteuid()}")
     with suppress(FileExistsError):
         os.mkdir(path, 0o700)
@@ -227,8 +228,8 @@ class Reading(NamedTuple):
 
 
 def boards_of(worker_id: str | None = None, temporary: str | None = None) -> list[str]:
-    """Files of this user on this machine: a worker's, or all. `temporary`: below this directory,
-    not $TMPDIR."""
+    """The files of this user on this machine: of one worker, or of all. `temporary`: below this
+    directory instead of $TMPDIR."""
     if sys.platform == "win32":
         return []
     begin = "" if worker_id is None else f"{_ulid(worker_id)}-"
@@ -245,7 +246,7 @@ def boards_of(worker_id: str | None = None, temporary: str | None = None) -> lis
 
 
 def read_board(path: str) -> Reading | None:
-    """Nothing in it is trusted: whoever wrote it may have died half-way, or was no board's."""
+    """Nothing in it is trusted: its writer may have died half-way, or it is no board at all."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -270,7 +271,7 @@ def read_board(path: str) -> Reading | None:
 
 
 def started_in(worker_id: str) -> frozenset[str] | None:
-    """What had started in a dead worker of this machine; None when nobody can tell."""
+    """What had started in a dead worker of this machine; None when its boards do not tell."""
     found = [read_board(path) for path in boards_of(worker_id)]
     known = [each for each in found if each is not None]
     if not found or len(known) < len(found) or any(each.partial for each in known):
@@ -284,17 +285,17 @@ def remove_boards(worker_id: str) -> None:
 
 
 def remove_forgotten_boards(unused: float) -> None:
-    """Of workers that died when nobody was left to rescue them here, so many seconds ago."""
+    """Of workers that died so many seconds ago, with no other worker here to rescue them."""
     for path in boards_of():
         _remove_if_forgotten(path, unused)
 
 
 def _remove_if_forgotten(path: str, unused: float) -> None:
-    """Only its lock says that its owner is dead."""
+    """Its lock tells whether its owner is dead."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return  # gone already, or nothing that was made by us
+        return  # gone already, or not made by us
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if time.time() - os.fstat(handle).st_mtime >= unused:

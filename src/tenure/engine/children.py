@@ -10,14 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from tenure.engine.board import Board
-from tenure.engine.messages import (
-    Assignment,
-    CancelJobs,
-    FromChild,
-    RunJobs,
-    Stop,
-    ToChild,
-)
+from tenure.engine.messages import Assignment, CancelJobs, FromChild, RunJobs, Stop, ToChild
 from tenure.job import ClaimedJob
 from tenure.store import Registration
 

@@ -25,7 +25,8 @@ THREADLESS_SECONDS = 0.2  # between two tries, while the system has no thread to
 
 
 class _Work:
-    """A call for a pool of threads, which the pool may still find after it has refused it."""
+    """A call for a pool of threads. The pool may run it although it has refused it: then `wanted`
+    is False, and nothing is called."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._call = call
@@ -73,9 +74,9 @@ class Client:
     async def aenqueue(
         self, jobs: Sequence[NewJob], *, conn: Any = None, on_conflict: policy.OnConflict = "return"
     ) -> list[Receipt]:
-        """On our own connection in a thread of ours. On the caller's in the caller's: an async
-        connection is awaited on its loop, a sync one blocks it for one round trip, because many
-        belong to the thread that opened them."""
+        """On a connection of our own: in a thread of ours. On the caller's connection: in the
+        caller's thread. An async connection is awaited on the caller's loop; a sync one blocks that
+        loop for one round trip, because many belong to the thread that opened them."""
         policy.choice(on_conflict, "on_conflict", ("return", "error"))
         _require_new(jobs)
         if conn is None:
@@ -95,7 +96,7 @@ class Client:
         raise _too_late(id, timeout)
 
     async def aresult(self, id: str, timeout: float | None, org: str | None = None) -> Any:
-        """The same without a thread held while it waits."""
+        """The same; no thread waits meanwhile."""
         import asyncio
 
         for pause in _pauses(timeout):
@@ -174,7 +175,7 @@ def _accepted(
 
 
 def _give_up(awaitable: Awaitable[list[Receipt]]) -> None:
-    """Nothing of it has run. Closed, it does not warn that nobody awaited it."""
+    """Nothing of it has run. When it is closed, Python does not warn that it was never awaited."""
     close = getattr(awaitable, "close", None)
     if close is not None:
         close()
@@ -192,7 +193,7 @@ def _pauses(timeout: float | None) -> Iterator[float]:
 
 
 def _ended(id: str, job: Job | None) -> Job | None:
-    """The job if it has completed; None while it may still. Any other end is raised."""
+    """The job if it has completed; None while it may still complete. Any other end is raised."""
     if job is None:
         raise JobNotFound(f"there is no job {id}")
     if job.terminal and job.status != "completed":

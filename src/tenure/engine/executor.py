@@ -25,7 +25,7 @@ from tenure.context import Lifecycle, act_for
 from tenure.engine.board import Board
 from tenure.engine.forks import end_copy
 from tenure.engine.handler_threads import HandlerThreads
-from tenure.engine.hooks import tell, tell_of_end
+from tenure.engine.hook_calls import tell, tell_of_end
 from tenure.engine.job_log import JobLog
 from tenure.engine.judgement import judge_error, judge_value, why_stopped
 from tenure.engine.messages import (

@@ -118,14 +118,15 @@ class Finisher:
         return [report[:2] for report, ok in zip(reports, kept, strict=True) if not ok]
 
     def _write_ended(self, worker: Registration, ended: list[Ended]) -> list[tuple[str, int]]:
-        settled = sum(map(_settled, ended))
-        if settled:
-            ended = [end for end in ended if not _settled(end)]
+        # What its own transaction has written already: there is nothing left to write.
+        settled = [type(end.outcome) is Completed and end.outcome.settled for end in ended]
+        if any(settled):
+            ended = [end for end, over in zip(ended, settled, strict=True) if not over]
         if self._failures < ALONE_AFTER:
             verdicts = self._store.finish(worker, ended)
         else:
             verdicts = self._write_one_by_one(worker, ended)
-        self._counts["completed"] += settled  # only now: a batch that fails comes here again
+        self._counts["completed"] += sum(settled)  # only now: a batch that fails comes here again
         said = list(zip(ended, verdicts, strict=True))
         kinds = Counter([type(end.outcome) for end, verdict in said if verdict == "accepted"])
         self._counts.update({kind.__name__.lower(): count for kind, count in kinds.items()})
@@ -156,15 +157,10 @@ class Finisher:
                 if locked:
                     raise
                 locked = True
-                log.warning("somebody holds a lock on job %s; its outcome is kept", end.id)
+                log.warning("another session holds a lock on job %s; its outcome is kept", end.id)
             except StoreError:
                 log.exception("the outcome of job %s cannot be stored; it is kept", end.id)
             verdicts.append("repeated")
             kept.append(end)
         self._unwritten.add(kept, [])
         return verdicts
-
-
-def _settled(end: Ended) -> bool:
-    """Its own transaction has written this finish: there is nothing left to write."""
-    return isinstance(end.outcome, Completed) and end.outcome.settled

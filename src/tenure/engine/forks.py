@@ -1,12 +1,12 @@
-"""Copies: processes that a handler forks. One that comes back to us ends.
+"""Copies: processes that a handler forks. A copy ends where it would return to the engine.
 
-`os.fork()` copies the whole process, in the middle of a handler. The copy has our pipe, our board
-and, on the loop's thread, the loop itself with everything that was about to run: it would eat
-orders, answer for jobs and run other handlers a second time. So it gets an empty loop, a pipe that
-leads nowhere, a board that nobody reads, and the usual signals. What the handler does in it until
-it returns, awaits or raises is its own business; there it ends, like a script at its end.
+`os.fork()` copies the whole process, in the middle of a handler. The copy has the child's pipe, its
+board and, on the loop's thread, the loop itself with everything that was about to run: it would
+take orders, report jobs and run other handlers a second time. So it gets an empty loop, a pipe that
+leads nowhere, a board of its own, and the usual signals. Until the handler returns, awaits or
+raises, the copy does what the handler says; there it ends, like a script at its end.
 
-What subprocess and multiprocessing start never returns into the handler.
+Processes of subprocess and multiprocessing never return into the handler.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tenure.engine.board import Board
 
 
 class Copied(Protocol):
-    """Whoever runs handlers and asks, after each, whether it is still itself."""
+    """An executor: after each handler it asks whether it is now in a copy."""
 
     copied: bool
 
@@ -34,7 +34,7 @@ class Copied(Protocol):
 def keep_copies_apart(
     owner: Copied, board: Board, loop: AbstractEventLoop, handles: Iterable[int] = ()
 ) -> None:
-    """From now on. A hook cannot be taken back, so it keeps nothing alive."""
+    """From now on. The hook cannot be removed again, so it holds weak references only."""
     if not hasattr(os, "register_at_fork"):
         return  # Windows has no fork
     its_owner, its_board, its_loop = weakref.ref(owner), weakref.ref(board), weakref.ref(loop)
@@ -54,8 +54,8 @@ def keep_copies_apart(
 
 
 class _Nothing(deque[Any]):
-    """What a loop is to run next, in a copy: not even what the copy itself has asked for. What it
-    was to run is kept: destroyed, it would complain that it was never awaited."""
+    """The queue of a loop, in a copy: nothing of it is run. What was in it before is kept: if it
+    were destroyed, Python would complain that it was never awaited."""
 
     def __init__(self, before: Any) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class _Nothing(deque[Any]):
 
 
 def end_copy(error: BaseException | None) -> NoReturn:
-    """Like a script: 0, what `sys.exit` was given, or a traceback and 1."""
+    """Like a script: 0, the code given to `sys.exit`, or a traceback and 1."""
     code = 0
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -78,11 +78,12 @@ def end_copy(error: BaseException | None) -> NoReturn:
 
 
 def ignore_signals() -> None:
-    """A terminal's Ctrl-C reaches the whole group, and some stop a service that way: stopping is
-    the supervisor's decision. Not SIG_IGN: programs a handler starts would inherit that.
+    """A terminal's Ctrl-C reaches the whole process group, and some service managers signal it too:
+    but only the supervisor decides about stopping. Not SIG_IGN: programs that a handler starts
+    would inherit that.
 
-    A copy would inherit this, and multiprocessing ends its own by SIGTERM, perhaps at once: so the
-    signals are held back in a thread that forks until the copy listens to them."""
+    A copy would inherit these handlers, and multiprocessing ends its processes by SIGTERM, perhaps
+    at once. So a thread that forks holds the signals back until the copy has the usual handlers."""
     usual: dict[int, Any] = {
         signal.SIGINT: signal.default_int_handler,
         signal.SIGTERM: signal.SIG_DFL,
@@ -111,7 +112,7 @@ def _ignore(_number: int, _frame: Any) -> None:
 
 
 def _selector_of(loop: AbstractEventLoop) -> int:
-    """The kernel's epoll is shared with a copy: what one takes from it, the other does not see."""
+    """A copy shares the kernel's epoll: an event that one process takes, the other does not see."""
     try:
         handle: int = loop._selector.fileno()  # type: ignore[attr-defined]
     except (AttributeError, OSError, ValueError):
@@ -120,7 +121,7 @@ def _selector_of(loop: AbstractEventLoop) -> int:
 
 
 def _lead_nowhere(*handles: int) -> None:
-    """Not closed: their numbers must not become somebody's file while objects still name them."""
+    """Not closed: objects still name these numbers, and no other file may get them."""
     with suppress(OSError):
         nowhere = os.open(os.devnull, os.O_RDWR)
         for handle in handles:

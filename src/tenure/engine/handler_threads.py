@@ -22,14 +22,14 @@ class HandlerThreads:
     def __init__(self, work: Callable[[JobRun], None]) -> None:
         self._work = work
         self._queue: SimpleQueue[JobRun | None] = SimpleQueue()
-        self._free: deque[None] = deque()  # one for each thread that waits for work: no lock
+        self._free: deque[None] = deque()  # one entry for each thread that waits for work
         self._closed = False
         self._not_before = 0.0
         self.put = self._queue.put  # a run, once a thread is reserved for it
         self.pause = 0.0  # how long to wait, when there is none to be had
 
     def reserve(self) -> bool:
-        """One thread for what is put next; False when the system has none to give."""
+        """One thread for the run that is put next; False when the system has none to give."""
         if self._free:  # only the executor takes from it, one at a time
             self._free.pop()
             return True
@@ -52,8 +52,8 @@ class HandlerThreads:
         self._free.append(None)
 
     def close(self) -> None:
-        """Those that are free end now, the others after what they run."""
-        self._closed = True  # before we count: who is free after that looks
+        """Free threads end now, the others when their handler has ended."""
+        self._closed = True  # before we count: a thread that is free later looks at it
         for _ in range(len(self._free)):
             self._queue.put(None)
 

@@ -1,12 +1,12 @@
-"""What a worker's log says of its jobs: never an argument's value, and never without bound.
+"""What a worker's log says about its jobs: no values of arguments, and a bounded number of lines.
 
     WARNING  an attempt that failed, and when the next one is
     ERROR    a job that has ended failed or as a dead letter
     DEBUG    every start and every end
 
-Each failure is a line. Its traceback comes with the first of its kind (level, task, exception,
-place) and then once a minute; beyond 100 lines a second of one level the rest are counted, and the
-second ends with a line that says how many there were of what. All are on record in the store.
+Each failure is a line. The first of its kind (level, task, exception, place) has the traceback, and
+then one a minute. Beyond 100 lines a second of one level the rest are counted, and one line says
+how many there were of which kind. All failures are on record in the store.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NAMED = 3  # kinds that the line about the rest names
 
 
 class JobLog:
-    """Of one process. `worker` is asked for the worker's id."""
+    """The log of one process. `worker` gives the worker's id."""
 
     def __init__(self, worker: Callable[[], str]) -> None:
         self._worker = worker
@@ -42,7 +42,7 @@ class JobLog:
         self.verbose = False
 
     def look(self) -> None:
-        """Whether anybody wants to know of all runs: asked once a batch."""
+        """Whether every run is logged (DEBUG): asked once a batch, not for each job."""
         self.verbose = log.isEnabledFor(logging.DEBUG)
 
     def started(self, job: ClaimedJob) -> None:
@@ -70,7 +70,7 @@ class JobLog:
                 self._write(logging.DEBUG, job, text, facts)
 
     def sum_up(self, *, at_once: bool = False) -> None:
-        """Say how many lines there would have been, when their second is over."""
+        """When a second is over: how many lines there was no room for."""
         for level, second in self._levels.items():
             if second.untold and (at_once or second.over()):
                 with self._lock:
@@ -126,8 +126,8 @@ class JobLog:
         self._say(level, f"{job.type} {job.id}: {text}", _about(job) | facts, traceback)
 
     def _say(self, level: int, text: str, facts: dict[str, object], traceback: str | None) -> None:
-        """With the text of a traceback, which any formatter shows, and not with the exception: that
-        one has not been scrubbed."""
+        """With the text of a traceback, which any formatter shows. Not with the exception, which
+        was not scrubbed."""
         facts = facts | {"worker_id": self._worker()}
         record = log.makeRecord(log.name, level, __file__, 0, text, (), None, None, facts)
         record.exc_text = traceback
@@ -135,7 +135,7 @@ class JobLog:
 
 
 def died(job: Job | None, worker: str) -> None:
-    """A death that only the store knows of (lost, follow-ups that were refused): there are few."""
+    """A death that the store decided (too many losses, refused follow-ups): there are few."""
     if job is None or not job.dead:
         return  # replayed or discarded meanwhile
     now = "failed" if job.status == "failed" else "a dead letter"
@@ -152,7 +152,7 @@ def died(job: Job | None, worker: str) -> None:
 
 
 class _Second:
-    """The lines of a level within one second, and those there was no room for."""
+    """The lines of one level within one second, and what there was no room for."""
 
     def __init__(self) -> None:
         self._until = 0.0

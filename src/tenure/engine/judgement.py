@@ -25,7 +25,7 @@ OUR_CODES = (RESULT_ERROR, "FAILED", "PERMANENT_ERROR", "TRANSIENT_ERROR", "VALI
 
 
 def why_stopped(run: JobRun, by: BaseException | None = None) -> BaseException:
-    """`by`: how the handler was told. It knows where the handler was then."""
+    """`by`: the exception that stopped the handler. Its traceback knows where the handler was."""
     run.stopped = _why_stopped(run)
     return run.stopped if by is None else run.stopped.with_traceback(by.__traceback__)
 
@@ -66,8 +66,8 @@ def judge_value(value: Any, run: JobRun) -> outcome.Outcome:
 
 
 def judge_error(error: BaseException, run: JobRun) -> outcome.Outcome:
-    """A raised exception as an outcome, by the task's policy. Whatever happens, there is one: a
-    run without an outcome would hold its slot until its time-out."""
+    """A raised exception as an outcome, by the task's policy. There is one in any case: a run
+    without an outcome would hold its slot until its time-out."""
     run.take_follow_ups()
     run.raised = error
     try:
@@ -115,16 +115,16 @@ def _by_default(failure: outcome.Failure, run: JobRun) -> outcome.Outcome:
 
 # -- words that may be stored -------------------------------------------------------------------
 class Words:
-    """What a run says, as any store and the pipe take it: the handler's words without payload
-    values and without the secrets it has fetched. Ours are put around them afterwards."""
+    """What a run says, in a form that any store and the pipe take: the handler's words without
+    payload values and without the secrets it has fetched. Our words are put around them later."""
 
     def __init__(self, run: JobRun) -> None:
         self._run = run
         self._scrubbed = Scrubber(run.job.payload, run.secrets)
-        self._heard: dict[int, str] = {}  # by the error's id: all of them live as long as we do
+        self._heard: dict[int, str] = {}  # by the error's id: all errors live as long as we do
 
     def failure(self, error: BaseException) -> outcome.Failure:
-        """What may be known of an exception: its type and scrubbed text, its code, its place."""
+        """What may be stored of an exception: its type and scrubbed text, its code, its place."""
         name = self._name_of(type(error))
         code = _attribute(error, "code")
         default = "TIMEOUT" if isinstance(error, TimeoutError) else name
@@ -137,15 +137,14 @@ class Words:
         )
 
     def _said(self, error: BaseException) -> str:
-        """Its type and scrubbed text. The same error may be asked for twice."""
+        """Its type and scrubbed text; worked out once, though asked for twice."""
         if id(error) not in self._heard:
             name, text = self._name_of(type(error)), self.storable(error)
             self._heard[id(error)] = f"{name}: {text}" if text else name
         return self._heard[id(error)]
 
     def _whereabouts(self, error: BaseException) -> tuple[str, str | None]:
-        """Its place and its traceback: whatever an error does when it is looked at, the job has
-        failed of it."""
+        """Its place and its traceback. An error that raises when it is looked at has neither."""
         secrets = self._run.secrets
         source = Scrubber("", secrets) if secrets else without_secrets
         traces = Tracebacks(self._run.task.function, self._said, self.storable, source)
@@ -171,13 +170,13 @@ class Words:
         return code if code in OUR_CODES else self._scrubbed(code)[:MOST_CODE]
 
     def _not_the_handlers(self, said: object, text: str) -> bool:
-        """What we have stopped it with, and an operator's reason."""
+        """Our own text: what the executor stopped the run with, or an operator's reason."""
         if isinstance(said, JobCancelled):
             return text == self._run.cancel_reason
         return isinstance(said, BaseException) and said is self._run.stopped
 
     def _name_of(self, kind: type[BaseException]) -> str:
-        """A class that stands in its module has its name from there, not from a payload."""
+        """The name of a class that is found in its module cannot come from a payload."""
         name = clean(kind.__name__)[:MOST_CODE]
         known = getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
         return name if known else self._scrubbed(name)

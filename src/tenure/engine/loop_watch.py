@@ -20,6 +20,7 @@ from types import CodeType, FrameType
 
 from tenure.engine.executor import IDLE_BEAT, Executor
 from tenure.engine.run import JobRun
+from tenure.engine.tracebacks import of_a_module
 
 log = logging.getLogger("tenure.worker")
 
@@ -124,7 +125,7 @@ def _run_of(frames: list[FrameType]) -> JobRun | None:
 def _place(frames: list[FrameType], function: object) -> str:
     """`shop/jobs.py:12`: where the user's code stands, whatever library it is in at the moment. A
     frame that is no module's (compiled under any name) is passed over: a payload may name it."""
-    known = [frame for frame in frames if _is_of_a_module(frame)]
+    known = [frame for frame in frames if of_a_module(frame)]
     code = getattr(function, "__code__", None)
     theirs = [frame for frame in known if _is_theirs(frame)]
     theirs += [frame for frame in known if code and _file(frame) == code.co_filename]
@@ -135,12 +136,8 @@ def _place(frames: list[FrameType], function: object) -> str:
     return f"{_file(frame) if file.startswith(os.pardir) else file}:{frame.f_lineno}"
 
 
-def _is_of_a_module(frame: FrameType) -> bool:
-    return bool(frame.f_globals.get("__file__") == _file(frame))
-
-
 def _is_theirs(frame: FrameType) -> bool:
-    return _is_of_a_module(frame) and not _file(frame).startswith(_LIBRARIES)
+    return of_a_module(frame) and not _file(frame).startswith(_LIBRARIES)
 
 
 def _file(frame: FrameType) -> str:

@@ -1,4 +1,4 @@
-"""Who and where a worker is: host, boot, process. A worker's identity is one process start."""
+"""Processes and the machine they run on: a worker is named by host, boot, pid and process start."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from tenure.store import WorkerInfo
 
 @cache
 def boot() -> str:
-    """Names the machine's boot and the pid namespace: where a pid means the same process.
-
-    Containers share a kernel's boot id but not its pids, so the namespace is part of it.
-    """
+    """Names the machine's boot and the pid namespace, within which a pid means one process.
+    Containers share a kernel's boot id but not its pids."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -27,14 +25,14 @@ def boot() -> str:
 
 
 def process_start(pid: int) -> str:
-    """When a process started, in the kernel's words; empty when it cannot be told."""
+    """When a process started, in the kernel's words; empty when that is unknown."""
     found = _stat(pid)
     return "" if found is None else found[1]
 
 
 def _stat(pid: int) -> tuple[str, str] | None:
-    """A process's state letter and when it started; None when nobody tells us: it has no /proc
-    (macOS), or it is another user's and /proc is mounted with `hidepid`."""
+    """A process's state letter and when it started; None when that is unknown: there is no /proc
+    (macOS), or the process is another user's and /proc is mounted with `hidepid`."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             words = file.read().rpartition(")")[2].split()
@@ -44,7 +42,7 @@ def _stat(pid: int) -> tuple[str, str] | None:
 
 
 def resident_bytes(pid: int) -> int | None:
-    """What a process has in memory; None when nobody tells us."""
+    """The memory that a process uses; None when that is unknown."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -90,8 +88,8 @@ def same_place(worker: WorkerInfo) -> bool:
 
 
 def is_gone(worker: WorkerInfo) -> bool:
-    """The worker ran here and its process is no more, or its pid is another process now. What
-    cannot be read is unknown, never gone: only the kernel's word takes jobs away."""
+    """The worker ran here and its process has ended, or its pid is another process now. A process
+    that cannot be looked at is never taken for gone: only the kernel's word takes jobs away."""
     if not same_place(worker):
         return False
     try:
@@ -101,10 +99,10 @@ def is_gone(worker: WorkerInfo) -> bool:
     except PermissionError:
         pass  # it lives, under another user
     except OverflowError:
-        return False  # no pid of any machine: somebody has written to our tables
+        return False  # no pid of any machine: the row was not written by us
     found = _stat(worker.pid)
     if found is None:
         return False
     state, started = found
-    # A zombie was killed, and its parent has not looked yet: it will never write again.
+    # A zombie has ended, and its parent has not looked yet: it will never write again.
     return state in "ZXx" or bool(worker.pid_started and started != worker.pid_started)

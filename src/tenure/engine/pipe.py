@@ -141,8 +141,8 @@ class Pipe:
         on_end()
 
     def _read(self) -> Iterator[FromChild]:
-        """Every message until the end of the pipe. A child whose bytes make no sense is given up:
-        it goes when its pipe does, and silence would leave its jobs to nobody."""
+        """Every message until the end of the pipe. When its bytes make no sense the pipe ends, and
+        the child with it: in silence it would keep its jobs for ever."""
         frames = Frames(FromChild)
         try:
             while data := self._socket.recv(READ_BYTES):

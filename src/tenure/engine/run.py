@@ -20,7 +20,7 @@ import msgspec
 from tenure import context, payload, reference
 from tenure.config import Settings
 from tenure.engine.client import Client
-from tenure.engine.hooks import Hook, tell
+from tenure.engine.hook_calls import Hook, tell
 from tenure.errors import JobError, PayloadError
 from tenure.job import ClaimedJob, NewJob
 from tenure.store import Registration
@@ -77,8 +77,8 @@ class JobRun(msgspec.Struct, eq=False):
         signature, function = self.task.signature, self.task.function
         if self.app.around is not None:
             function = self.app.around(function)
-        arguments = signature.unpack(self.job.payload)
-        return signature.call(function, context.Context(self), arguments)
+        view = context.Context(self) if signature.takes_context else None
+        return signature.call(function, view, signature.unpack(self.job.payload))
 
     def lasted_ms(self) -> int:
         return int((time.monotonic() - self.begun) * 1000)
@@ -98,6 +98,8 @@ class JobRun(msgspec.Struct, eq=False):
 
     def take_follow_ups(self) -> tuple[NewJob, ...]:
         """For its finish; it gets no more."""
+        if not self.task.signature.takes_context:
+            return ()  # it could not ask for any
         with self.lock:
             self.closed = True
             return tuple(self.follow_ups)

@@ -38,13 +38,7 @@ from tenure.engine.reload import Reload
 from tenure.engine.timers import lanes
 from tenure.engine.upkeep import Upkeep
 from tenure.engine.worker_options import Summary, WorkerOptions
-from tenure.engine.worker_state import (
-    ChildEnded,
-    CodeChanged,
-    DeclaredDead,
-    News,
-    WorkerState,
-)
+from tenure.engine.worker_state import ChildEnded, CodeChanged, DeclaredDead, News, WorkerState
 from tenure.engine.worker_threads import Loop, WorkerThreads
 from tenure.errors import StoreError
 from tenure.job import ClaimedJob

@@ -30,7 +30,7 @@ class Timer(NamedTuple):
     lane: str
     # The share of a pause by which it may be shorter, at random: workers that were started together
     # do not ask the store in step. Never longer: bounds on how soon a pass comes hold.
-    jitter: float = 0.1
+    jitter: float = 0.05
     at_start: bool = True  # the first pass comes when the worker starts, or after a first pause
 
     def pause(self) -> float:

@@ -1,10 +1,10 @@
 """Where an error happened, and the traceback of it that may be stored and logged.
 
-The place of an error is the last frame of the user's own code: the line where *they* called a
-library, not line 355 of its decoder. The traceback is laid out as Python does it, with what caused
-the error and what a group holds; without locals, and without the frames of ours that led to the
-handler. Of a module's code the source line is shown, of anything else it is not: whoever compiles
-code names its file as they like, and that file must not be read for it.
+The place of an error is the last frame of the user's own code: the line that called a library, not
+line 355 of the library's decoder. The traceback is laid out as Python does it, with the causes of
+the error and the members of a group; without local variables, and without the engine's frames that
+led to the handler. Source lines are shown of modules only: code that was compiled from text may
+name any file, and that file must not be read.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class _Step(NamedTuple):
 class _Line(NamedTuple):
     text: str
     frame: bool = False
-    dispensable: bool = False  # a frame of somebody else's code, and not where it was raised
+    dispensable: bool = False  # a frame of a library, and not where the error was raised
 
 
 class Tracebacks:
-    """Of the errors of one run of one task. `said` gives an error's last line, fit to be stored;
-    `scrubbed` a text of the handler's; `without_secrets` a line of source, fit to be stored."""
+    """Of the errors of one run. Three functions make text fit to be stored: `said` an error's last
+    line, `scrubbed` a text of the handler's, `without_secrets` a line of source."""
 
     def __init__(
         self,
@@ -71,8 +71,8 @@ class Tracebacks:
 
     # -- the place ----------------------------------------------------------------------------
     def place(self, error: BaseException) -> str:
-        """`jobs.py:12`: the last frame of the user's, else where the task is defined. Of a group:
-        where its errors were raised, if that is one place."""
+        """`jobs.py:12`: the last frame of the user's code, else where the task is defined. Of a
+        group: where its errors were raised, if that is one place."""
         if isinstance(error, BaseExceptionGroup):
             inside = set(map(self._last_place, islice(_leaves(error), MOST_ERRORS)))
             if len(inside) == 1 and (only := inside.pop()):
@@ -86,7 +86,7 @@ class Tracebacks:
         return ""
 
     def _definition(self) -> str:
-        """The line of `def`: a code object begins with its decorators."""
+        """The line of `def`: a code object begins at the first decorator."""
         if self._code is None or self._file is None:
             return ""
         first = self._code.co_firstlineno
@@ -98,8 +98,8 @@ class Tracebacks:
 
     # -- whose code ---------------------------------------------------------------------------
     def _theirs(self, frame: FrameType) -> bool:
-        """The user's: the task's own file and package, wherever that is installed, and whatever is
-        neither Python's, nor installed beside it, nor ours."""
+        """The user's code: the task's own file and package, wherever that is installed, and every
+        file that belongs neither to Python, nor to an installed library, nor to us."""
         file = frame.f_code.co_filename
         if file == self._file:
             return True
@@ -116,12 +116,12 @@ class Tracebacks:
 
     def _name_of(self, frame: FrameType) -> str:
         file = frame.f_code.co_filename
-        shown = file if _of_a_module(frame) or file == self._file else self._scrubbed(file)
+        shown = file if of_a_module(frame) or file == self._file else self._scrubbed(file)
         return shown[-MOST_NAME:]
 
     # -- the text -----------------------------------------------------------------------------
     def text(self, error: BaseException) -> str | None:
-        """None when there is nothing to tell: no frame of anybody's."""
+        """None when it has no frame."""
         lines = list(self._tell(error, "", set()))
         return fitted(lines) if any(line.frame for line in lines) else None
 
@@ -195,17 +195,17 @@ class Tracebacks:
 
     def _described(self, step: _Step, source: str) -> str:
         name = step.frame.f_code.co_name
-        if not _of_a_module(step.frame):
+        if not of_a_module(step.frame):
             name = self._scrubbed(name)
         file = self._name_of(step.frame)
         text = f'  File "{file}", line {step.line}, in {name[:MOST_NAME]}'
         return f"{text}\n    {source}" if source else text
 
     def _sources(self, steps: list[_Step]) -> list[str]:
-        """A secret may be written into them; all at once, for each look takes 0.1 ms."""
+        """Without secrets that are written into them; all in one call, which takes 0.1 ms."""
         lines = [
             linecache.getline(step.frame.f_code.co_filename, step.line).strip()[:MOST_NAME]
-            if _of_a_module(step.frame)
+            if of_a_module(step.frame)
             else ""
             for step in steps
         ]
@@ -233,12 +233,12 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
             yield member
 
 
-def _of_a_module(frame: FrameType) -> bool:
+def of_a_module(frame: FrameType) -> bool:
     return bool(frame.f_globals.get("__file__") == frame.f_code.co_filename)
 
 
 def fitted(lines: list[_Line], most: int = MOST_BYTES) -> str:
-    """At most so many bytes: first the frames of others go, then whatever is in the middle."""
+    """At most so many bytes: first the frames of libraries go, then the middle of the text."""
     text = visible("\n".join(line.text for line in lines))
     if len(text.encode()) <= most:
         return text

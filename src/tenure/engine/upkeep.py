@@ -25,7 +25,7 @@ class Upkeep:
 
     def timers(self, *, embedded: bool) -> list[Timer]:
         """Passes that take part of a second at most share a lane. The pulse and rescue wait for no
-        other, and none waits for retention, whose pass may take 45 s."""
+        other pass, and no other pass waits for retention, which may take 45 s."""
         store, state = self._store, self._state
         pulse = min(PULSE_SECONDS, state.settings.lease_seconds / 24)
         asked = retention.PASS_EVERY / retention.ASKED_AGAIN
@@ -37,7 +37,7 @@ class Upkeep:
             Timer("boards", BOARDS_SECONDS, self.look_after_boards, "upkeep", at_start=False),
             Timer("retention", asked, pass_of_retention, "retention", at_start=False),
         ]
-        if not embedded:  # whose executor shares the fate of this process
+        if not embedded:  # an executor in this process lives and dies with it
             timers.append(Timer("pulse", pulse, self.pulse, "pulse", jitter=0.0))
         return timers
 

@@ -99,7 +99,7 @@ def run_worker(
                 point_out_unknown(options.queues, used, hello.queues)
                 gc.freeze()
                 gc.set_threshold(COLLECT_AFTER)
-                with stopped_by_signals(supervisor.state):  # before anybody is told that we work
+                with stopped_by_signals(supervisor.state):  # before `on_working` says that we work
                     if on_working is not None:
                         on_working(settings, supervisor.state)
                     working = True

@@ -22,12 +22,12 @@ class WorkerOptions(NamedTuple):
     solos: int = 4  # suspects run alone, so many at a time
     drain: bool = False
     max_jobs: int | None = None
-    reload: bool = False  # the children, when their code changes
+    reload: bool = False  # replace the children when their code changes
     name: str | None = None
 
 
 class Summary(NamedTuple):
-    """What a worker did, for people and tests. `left`: what a drain left behind, by reason."""
+    """What a worker did, for people and tests. `left`: jobs that a drain left behind, by reason."""
 
     completed: int = 0
     retried: int = 0
@@ -60,8 +60,8 @@ def parse_queues(text: str | Sequence[str] | None) -> dict[str, int | None] | No
 def point_out_unknown(
     queues: Mapping[str, int | None] | None, used: Collection[str], named: Collection[str]
 ) -> None:
-    """A queue to serve that no job was ever in (`used`) and no task names (`named`) is most likely
-    misspelt. It may be filled tomorrow, so it is served all the same."""
+    """A queue that has never had a job (`used`) and that no task names (`named`) is most likely
+    misspelt. It may get a job tomorrow, so it is served all the same."""
     known = sorted({*used, *named})
     for name in queues or ():
         if name in known:

@@ -68,8 +68,8 @@ def bench_of(app: App) -> _Bench | None:
 
 
 class _Bench(AbstractContextManager["_Bench"]):
-    """A worker in the thread that asks: claims, runs and finishes one job after another. Asked
-    while somebody is at it (by a handler, by another thread), it leaves the work to them."""
+    """A worker in the thread that asks: claims, runs and finishes one job after another. When it is
+    asked while it works (by a handler, by another thread), the work is left to that thread."""
 
     def __init__(self, app: App, queues: str | Sequence[str] | None, raise_failures: bool) -> None:
         from asyncio import Runner, new_event_loop
@@ -100,7 +100,7 @@ class _Bench(AbstractContextManager["_Bench"]):
 
     def work_now(self) -> None:
         self._asked = True
-        # Again when somebody has asked between our last claim and the release.
+        # Again when another thread has asked between our last claim and the release.
         while self._asked and self.busy.acquire(blocking=False):
             try:
                 self._asked = False
@@ -157,7 +157,7 @@ class _Bench(AbstractContextManager["_Bench"]):
                 continue
             if clock is None:
                 return None
-            # Not `store.next_due`: it counts types nobody here knows.
+            # Not `store.next_due`: it counts types that this app does not know.
             queued = [j for j in self._app.find(status="queued") if j.type in types]
             later = [milliseconds(j.scheduled_at) for j in queued if (j.queue, 1) in wants]
             later = [due for due in later if due > clock()]
@@ -168,7 +168,7 @@ class _Bench(AbstractContextManager["_Bench"]):
     # -- what `engine/executor.py` does, without its threads -------------------------------------
     def _run(self, job: ClaimedJob) -> None:
         from tenure import outcome
-        from tenure.engine.hooks import tell_of_end
+        from tenure.engine.hook_calls import tell_of_end
         from tenure.engine.run import JobRun
 
         run = JobRun(job, 0, self._app.tasks[job.type], self._app, self._worker)
@@ -194,7 +194,7 @@ class _Bench(AbstractContextManager["_Bench"]):
         from asyncio import CancelledError
 
         from tenure.context import acting_for
-        from tenure.engine.hooks import tell
+        from tenure.engine.hook_calls import tell
         from tenure.engine.judgement import judge_error, judge_value
 
         try:

@@ -53,7 +53,7 @@ class Rehearsal(Context):
         return self._result
 
     def cancel(self, reason: str = "cancelled by the test") -> None:
-        """As if somebody asked for the job to be cancelled, from now on."""
+        """As if an operator had asked for the job to be cancelled, from now on."""
         self._rehearsed.cancel_reason = reason
 
     def lose(self) -> None:
@@ -207,7 +207,7 @@ def context(
     `task` gives the job its type, queue and limits. `attempt`, `org`, `project`, `actor` and `key`
     are the job's. `steps` have been finished by an earlier run: they are not called again.
     `results` are what the jobs it ran after returned, by id, `secrets` what `ctx.secret` gives.
-    `cancelled` is the reason somebody gave who wants it to stop. `conn` is what
+    `cancelled` is the reason of a cancel request. `conn` is the connection that
     `ctx.transaction()` lends: it is neither committed nor rolled back. A session of SQLAlchemy's
     that the task itself gives, `ctx.transaction(conn=session)`, is, as in a worker."""
     chosen = None if task is None else task.settings
