@@ -437,7 +437,7 @@ def test_a_chain_through_options_stops_or_waits_at_a_failure(app: tenure.App) ->
         "dead_letter", "queued", "cancelled", "cancelled",
     ]  # fmt: skip
     assert summary.left == {"waiting for other jobs": 1}
-    with app.worker():  # enqueued after the death: the janitor sees to it
+    with app.worker():  # enqueued after the death: the timer of dependants sees to it
         late = then.options(after=[need], after_failed="cancel").enqueue()
         with pytest.raises(tenure.JobFailed):
             app.result(late.id, timeout=10)

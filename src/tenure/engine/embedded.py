@@ -10,7 +10,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 import msgspec
@@ -64,7 +64,8 @@ class LocalChannel:
         raise NotImplementedError("an executor in this process says no hello")
 
     def send(self, message: ToChild) -> None:
-        self._loop.call_soon_threadsafe(self._executor.obey, message)
+        with suppress(RuntimeError):  # closed meanwhile
+            self._loop.call_soon_threadsafe(self._executor.obey, message)
 
     def _report(self, report: Report) -> None:
         self._on_report(report)
