@@ -38,7 +38,7 @@ class Broken:
     def __getattr__(self, name):
         if os.path.exists(f"broken-{name}"):
             with open("calls.log", "a") as file:
-                file.write(name + "\\\\n")
+                file.write(name + "\\n")
             raise ZeroDivisionError(name)
         return getattr(self._store, name)
 
@@ -46,6 +46,13 @@ def run_worker(spec, **options):
     return run_on(spec, lambda settings: Broken(open_store(settings)), open_wakeup, **options)
 
 summary = run_worker(""",
+)
+
+
+# A store of which one method does not return while there is a file of its name.
+SLOW_STORE = BROKEN_STORE.replace(
+    "raise ZeroDivisionError(name)",
+    'while os.path.exists(f"broken-{name}"): time.sleep(0.02)',
 )
 
 
@@ -93,6 +100,35 @@ def test_a_lease_that_cannot_be_renewed_for_a_while(workshop: Callable[..., Work
     eventually(lambda: shop.row_of(worker).beat > beat + 1, what="it renewing again")
     assert shop.row_of(worker).meta["failures"] >= 1
     assert worker.stop()["completed"] == 0
+
+
+@pytest.mark.parametrize("method", ["sweep", "settle_dependants", "take_turn"])
+def test_a_pass_that_hangs_delays_neither_rescue_nor_renewal(
+    workshop: Callable[..., Workshop], method: str
+) -> None:
+    shop = workshop("""
+        @app.task
+        def hold() -> None:
+            say("holding")
+            while not there("go"):
+                time.sleep(0.02)
+    """)
+    shop.touch(f"broken-{method}")
+    program = "import tenure.engine.retention as r\nr.PASS_EVERY = r.ASKED_AGAIN = 1.0\n"
+    watching = shop.worker(program=program + SLOW_STORE, queues="elsewhere")
+    eventually(lambda: (shop.folder / "calls.log").exists(), what="a pass that hangs")
+    dies = shop.worker()
+    id = shop.jobs.hold.enqueue().id
+    shop.wait_said("holding")
+    beat = shop.row_of(watching).beat
+
+    dies.kill(whole=True)
+    eventually(lambda: shop.job(id).status == "queued", within=3, what="rescue")
+    assert shop.job(id).losses == 1
+    eventually(lambda: shop.row_of(watching).beat > beat + 1, what="its lease renewed")
+    assert (shop.folder / "calls.log").read_text().splitlines() == [method]
+    (shop.folder / f"broken-{method}").unlink()
+    assert watching.stop()["rescued"] == 1
 
 
 @only("sqlite", "a server takes no text that is not JSON")
