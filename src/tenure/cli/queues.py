@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from tenure.cli import output, target
+from tenure.cli import target
 from tenure.errors import ConfigError
+from tenure.terminal import output
 
 if TYPE_CHECKING:
-    from tenure.store import QueueInfo
-
+    from tenure.operations.queues import Queue
 
 FIGURES = ("ready", "later", "waiting", "running", "dead")
 
@@ -29,8 +29,8 @@ def add_commands(commands: target.Commands) -> None:
 
 
 def show_queues(args: argparse.Namespace) -> int:
-    with target.existing(args) as (app, _):
-        queues = app.queues()
+    with target.existing(args) as (_, operations, _named):
+        queues = operations.statistics.queues()
     dead, capped = sum(queue.dead for queue in queues), any("dead" in q.capped for q in queues)
     if args.json:
         for queue in queues:
@@ -43,7 +43,7 @@ def show_queues(args: argparse.Namespace) -> int:
         [
             f"q:{queue.name}",
             *(output.at_least(getattr(queue, name), name in queue.capped) for name in FIGURES),
-            "" if queue.oldest_ms is None else output.span(queue.oldest_ms / 1000),
+            "" if queue.oldest is None else output.span(queue.oldest.total_seconds()),
             _paused(queue),
         ]
         for queue in queues
@@ -54,18 +54,18 @@ def show_queues(args: argparse.Namespace) -> int:
     return 0
 
 
-def _as_dict(queue: QueueInfo) -> dict[str, Any]:
-    from tenure.job import moment
+def _as_dict(queue: Queue) -> dict[str, Any]:
+    oldest = None if queue.oldest is None else round(queue.oldest.total_seconds() * 1000)
+    values = {name: getattr(queue, name) for name in queue._fields} | {"oldest": oldest}
+    return {f"{name}_ms" if name == "oldest" else name: values[name] for name in values} | {
+        "view": False
+    }
 
-    return queue._asdict() | {"paused_at": moment(queue.paused_at), "view": False}
 
-
-def _paused(queue: QueueInfo) -> str:
-    from tenure.job import moment
-
-    if queue.paused_at is None:
+def _paused(queue: Queue) -> str:
+    if not queue.paused:
         return ""
-    since = output.relative(moment(queue.paused_at), output.utc_now())
+    since = output.relative(queue.paused_at, output.utc_now())
     reason = f": {queue.pause_reason}" if queue.pause_reason else ""
     return f"{since} by {queue.paused_by}{reason}"
 
@@ -82,35 +82,34 @@ def _tint_paused(text: str) -> str | None:
 
 
 def pause_queue(args: argparse.Namespace) -> int:
-    from tenure.policy import queue_name
+    from tenure.operations.acts import Pause
 
-    name = queue_name(args.name)
-    with target.existing(args) as (app, _):
-        new = name not in app.store.queue_names()
-        app.pause(name, reason=args.reason, actor=target.operator())
+    with target.existing(args, acting=True) as (_, operations, _named):
+        switched = operations.acts.switch(Pause(args.reason), args.name)
     if args.json:
-        output.say_json({"name": name, "paused": True})
+        output.say_json({"name": switched.name, "paused": True})
     else:
-        output.say(f"paused q:{name}: nothing more is claimed, what runs goes on")
-    if new:
-        output.complain(f"note: no job has been in q:{name} so far; is the name right?")
+        output.say(f"paused q:{switched.name}: nothing more is claimed, what runs goes on")
+    if switched.before == "absent":
+        output.complain(f"note: no job has been in q:{switched.name} so far; is the name right?")
     return 0
 
 
 def resume_queue(args: argparse.Namespace) -> int:
-    from tenure.policy import queue_name
+    from tenure.operations.acts import Resume
 
-    name = queue_name(args.name)
-    with target.existing(args) as (app, _):
-        known = app.store.queue_names()
-        if name not in known:
-            raise ConfigError(
-                f"there is no queue q:{name}; there are: {', '.join(f'q:{q}' for q in known)}"
-            )
-        if known[name]:
-            app.resume(name, actor=target.operator())
+    with target.existing(args, acting=True) as (_, operations, _named):
+        switched = operations.acts.switch(Resume(), args.name)
+        known = operations.statistics.queue_names()
+    if switched.before == "absent":
+        raise ConfigError(
+            f"there is no queue q:{switched.name}; there are: "
+            f"{', '.join(f'q:{name}' for name in known)}"
+        )
     if args.json:
-        output.say_json({"name": name, "paused": False})
+        output.say_json({"name": switched.name, "paused": False})
+    elif switched.changed:
+        output.say(f"resumed q:{switched.name}")
     else:
-        output.say(f"resumed q:{name}" if known[name] else f"q:{name} was not paused")
+        output.say(f"q:{switched.name} was not paused")
     return 0

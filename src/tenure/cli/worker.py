@@ -16,9 +16,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from tenure.cli import output, target
+from tenure.cli import target
 from tenure.config import Settings
 from tenure.errors import ConfigError, StoreError
+from tenure.terminal import output
+from tenure.terminal.live_line import LiveLine
 
 if TYPE_CHECKING:
     from tenure.engine.plan import Summary
@@ -107,9 +109,9 @@ def _seconds(text: str) -> float:
 
 def work(args: argparse.Namespace) -> int:
     from tenure.app import open_store, open_wakeup
-    from tenure.cli.logs import configure_logging
-    from tenure.cli.relay import Relay
     from tenure.engine.fleet import run_fleet
+    from tenure.terminal.logs import configure_logging
+    from tenure.terminal.relay import Relay
 
     if args.reload and args.drain:
         raise ConfigError("--reload goes on until it is stopped, --drain ends: leave one out")
@@ -120,7 +122,7 @@ def work(args: argparse.Namespace) -> int:
     if args.url is not None:
         os.environ["TENURE_URL"] = args.url
     # `worker | tee log`: what comes through a pipe would run into it, and nobody here sees when.
-    line = output.LiveLine(wanted=not args.json and output.is_terminal(sys.stdout))
+    line = LiveLine(wanted=not args.json and output.is_terminal(sys.stdout))
     configure_logging(level, as_json=args.json, line=line)
     progress, relay = Progress(line), Relay(line)
 
@@ -172,9 +174,11 @@ def _check_url(settings: Settings, url: str | None) -> None:
 def _announce(settings: Settings, args: argparse.Namespace) -> None:
     import logging
 
+    from tenure.operations.database import place
+
     logging.getLogger("tenure.worker").info(
         "started: jobs from %s, queues: %s, processes: %d with %d jobs at once",
-        target.place(settings.url),
+        place(settings.url),
         args.queues or settings.queues or "all",
         settings.processes,
         settings.concurrency,
@@ -198,7 +202,7 @@ class Progress:
     """The live line of a worker in a terminal: what this worker has done and runs, and what its
     queues hold, about twice a second."""
 
-    def __init__(self, line: output.LiveLine) -> None:
+    def __init__(self, line: LiveLine) -> None:
         self._line = line
         self._over = threading.Event()
         self._thread: threading.Thread | None = None

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from tenure.cli.output import LiveLine
+from tenure.terminal.live_line import LiveLine
 
 HOLD_SECONDS = 0.5  # an unfinished line is waited for
 LONGEST = 64 * 1024  # and not longer than this
