@@ -90,13 +90,6 @@ def open_wakeup(settings: Settings, store: Store) -> Wakeup:
     return SqliteWakeup(os.path.abspath(sqlite_path(settings.url)), store, enabled=settings.notify)
 
 
-def run_fleet(spec: str, **options: Any) -> Summary:
-    """`tenure worker`: a supervisor here, children that import the app `spec` names."""
-    from tenure.engine.fleet import run_fleet
-
-    return run_fleet(spec, open_store, open_wakeup, **options)
-
-
 class App(OperatorCalls):
     """A set of tasks and the place their jobs are stored.
 
@@ -122,6 +115,7 @@ class App(OperatorCalls):
         # A decorator for every handler while it runs as a job, `def` and `async def` alike.
         self.around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
         self._client: Client | None = None
+        self._operations: Operations | None = None
         self._lock = allocate_lock()
 
     def __repr__(self) -> str:
@@ -234,11 +228,13 @@ class App(OperatorCalls):
     # -- operators: what programs and people read and change ------------------------------------
     @property
     def operations(self) -> Operations:
-        """All that operators can do, for every tenant; the calls of `OperatorCalls` in short."""
-        from tenure.operations import Operations
-        from tenure.operations.scope import Scope
+        """All that operators can do, for every tenant. The calls of `OperatorCalls` use it."""
+        if self._operations is None:
+            from tenure.operations import Operations
+            from tenure.operations.scope import Scope
 
-        return Operations(self, Scope())
+            self._operations = Operations(self, Scope())
+        return self._operations
 
     def migrate(self) -> list[str]:
         """Create or upgrade the tables; the names of what ran. Safe to call at every start."""
@@ -306,4 +302,4 @@ def _where(function: Callable[..., Any]) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
 
 
-__all__ = ["Actor", "App", "open_store", "open_wakeup", "run_fleet", "sqlite_path"]
+__all__ = ["Actor", "App", "open_store", "open_wakeup", "sqlite_path"]

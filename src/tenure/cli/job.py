@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections import Counter
@@ -101,8 +100,8 @@ def _print_job(seen: JobDetail, *, payload: bool) -> None:
             ("request", job.request_id if job.request_id != job.id else None),
             ("correlation", job.correlation_id if job.correlation_id != job.id else None),
             ("trace", job.traceparent),
-            ("arguments", _json(job.payload) if payload else _names(job)),
-            ("result", None if job.result is None else _json(job.result)),
+            ("arguments", output.as_json(job.payload) if payload else _names(job)),
+            ("result", None if job.result is None else output.as_json(job.result)),
         ]
     )
     if job.traceback:
@@ -125,10 +124,6 @@ def _needs_line(needs: Mapping[str, str]) -> str:
 
 def _names(job: Job) -> str:
     return f"{', '.join(job.payload)} (--payload shows them)" if job.payload else "none"
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 # ------------------------------------------------------------------------------- live

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +151,7 @@ def _print_jobs(jobs: Sequence[Job], *, payload: bool) -> None:
                 "TRIES": f"{job.attempts}/{job.max_attempts}",
                 "AGE": output.span(max(1, round((now - job.created_at).total_seconds()))),
                 "NOTE": output.cut(note, NOTE_COLUMNS) if payload else note,
-                **({"PAYLOAD": json.dumps(job.payload, ensure_ascii=False)} if payload else {}),
+                **({"PAYLOAD": output.as_json(job.payload)} if payload else {}),
             }
         )
     heads = [*rows[0]]

@@ -1,5 +1,5 @@
-"""`tenure migrate`: create or upgrade the tables, or print the SQL for somebody who may; and what
-their owner lays down for every program."""
+"""`tenure migrate`: create or upgrade the tables, or print the SQL for a person who has the right;
+lay down what holds for every program on them."""
 
 from __future__ import annotations
 

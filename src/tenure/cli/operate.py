@@ -164,8 +164,8 @@ def _takes(seen: Preview, args: argparse.Namespace) -> str:
 
 
 def _agreed(choice: Choice, args: argparse.Namespace) -> bool:
-    """Many jobs at once are asked about, where there is somebody to ask."""
-    if args.yes or len(choice.jobs) <= ASK_ABOVE or not _somebody():
+    """On a terminal, its user is asked before many jobs are changed at once."""
+    if args.yes or len(choice.jobs) <= ASK_ABOVE or not _on_a_terminal():
         return True
     seen = choice.preview(args.rate)
     if seen.groups and not args.json:
@@ -175,7 +175,7 @@ def _agreed(choice: Choice, args: argparse.Namespace) -> bool:
     return _asked(f"{seen.verb.capitalize()} {jobs}{_takes(seen, args)}? [y/N] ")
 
 
-def _somebody() -> bool:
+def _on_a_terminal() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
@@ -308,7 +308,7 @@ def _edit(payload: dict[str, Any], use: Callable[[str], None]) -> bool:
             try:
                 use(text)
             except (ConfigError, TaskError, PayloadError) as error:
-                if not _somebody():
+                if not _on_a_terminal():
                     raise
                 output.complain(str(error))
                 if not _asked("Edit again? [y/N] "):
@@ -321,7 +321,7 @@ def _edit(payload: dict[str, Any], use: Callable[[str], None]) -> bool:
 
 
 def _say_verdicts(verdicts: Iterable[Verdict]) -> None:
-    """For programs: what each job is now, and whether that is our doing."""
+    """For programs: what each job is now, and whether the command has made it so."""
     for verdict in verdicts:
         output.say_json(verdict)
 

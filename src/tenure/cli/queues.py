@@ -7,25 +7,29 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.cli import target
 from tenure.errors import ConfigError
+from tenure.operations.acts import VERBS, Verb
 from tenure.terminal import output
 
 if TYPE_CHECKING:
     from tenure.operations.queues import Queue
 
+CONSEQUENCE = ": nothing more is claimed, what runs goes on"
 FIGURES = ("ready", "later", "waiting", "running", "dead")
 
 
 def add_commands(commands: target.Commands) -> None:
     parser = target.add_command(commands, "queues", "show the queues; pause or resume one")
     parser.set_defaults(run=show_queues)
-    switches = parser.add_subparsers(title="switches", dest="switch", metavar="pause | resume")
-    pause = target.add_command(switches, "pause", "claim nothing more of a queue")
-    pause.add_argument("name", metavar="NAME", help="the queue, with or without q:")
-    pause.add_argument("--reason", default="", help="shown to whoever asks why nothing runs")
-    pause.set_defaults(run=pause_queue)
-    resume = target.add_command(switches, "resume", "let a paused queue go on")
-    resume.add_argument("name", metavar="NAME", help="the queue, with or without q:")
-    resume.set_defaults(run=resume_queue)
+    verbs = [verb for verb in VERBS.values() if verb.of == "queues"]
+    names = " | ".join(verb.name for verb in verbs)
+    switches = parser.add_subparsers(title="switches", dest="switch", metavar=names)
+    for verb in verbs:
+        switch = target.add_command(switches, verb.name, verb.help)
+        switch.add_argument("name", metavar="NAME", help="the queue, with or without q:")
+        if "reason" in verb.act._fields:
+            help = "shown to whoever asks why nothing runs"
+            switch.add_argument("--reason", default="", help=help)
+        switch.set_defaults(run=switch_queue, verb=verb)
 
 
 def show_queues(args: argparse.Namespace) -> int:
@@ -81,35 +85,22 @@ def _tint_paused(text: str) -> str | None:
 # ------------------------------------------------------------------------------- the switch
 
 
-def pause_queue(args: argparse.Namespace) -> int:
-    from tenure.operations.acts import Pause
-
+def switch_queue(args: argparse.Namespace) -> int:
+    verb: Verb = args.verb
+    act = verb.act(**{name: getattr(args, name) for name in verb.act._fields})
     with target.existing(args, acting=True) as (_, operations, _named):
-        switched = operations.acts.switch(Pause(args.reason), args.name)
-    if args.json:
-        output.say_json({"name": switched.name, "paused": True})
-    else:
-        output.say(f"paused q:{switched.name}: nothing more is claimed, what runs goes on")
-    if switched.before == "absent":
-        output.complain(f"note: no job has been in q:{switched.name} so far; is the name right?")
-    return 0
-
-
-def resume_queue(args: argparse.Namespace) -> int:
-    from tenure.operations.acts import Resume
-
-    with target.existing(args, acting=True) as (_, operations, _named):
-        switched = operations.acts.switch(Resume(), args.name)
+        switched = operations.acts.switch(act, args.name)
         known = operations.statistics.queue_names()
-    if switched.before == "absent":
-        raise ConfigError(
-            f"there is no queue q:{switched.name}; there are: "
-            f"{', '.join(f'q:{name}' for name in known)}"
-        )
+    queue, paused = f"q:{switched.name}", verb.becomes == "paused"
+    if switched.before == "absent" and not switched.changed:
+        there = ", ".join(f"q:{name}" for name in known)
+        raise ConfigError(f"there is no queue {queue}; there are: {there}")
     if args.json:
-        output.say_json({"name": switched.name, "paused": False})
+        output.say_json({"name": switched.name, "paused": paused})
     elif switched.changed:
-        output.say(f"resumed q:{switched.name}")
+        output.say(f"{verb.past} {queue}" + (CONSEQUENCE if paused else ""))
     else:
-        output.say(f"q:{switched.name} was not paused")
+        output.say(f"{queue} was not paused")
+    if switched.before == "absent":
+        output.complain(f"note: no job has been in {queue} so far; is the name right?")
     return 0

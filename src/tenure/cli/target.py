@@ -93,7 +93,7 @@ def positive(text: str) -> int:
 
 
 def app_spec(args: argparse.Namespace) -> str:
-    """What -A names, for commands that cannot do without."""
+    """The app that -A names, for commands that cannot do without one."""
     spec = Settings.load(app=args.app).app
     if spec is None:
         raise ConfigError(

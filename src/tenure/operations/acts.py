@@ -130,14 +130,17 @@ VERBS = {verb.name: verb for verb in (
 # fmt: on
 
 
-def verb_of(act: Act) -> Verb:
-    return next(verb for verb in VERBS.values() if verb.act is type(act))
+def verb_of(act: Act, of: str = "jobs") -> Verb:
+    verb = next(verb for verb in VERBS.values() if verb.act is type(act))
+    if verb.of != of:
+        raise ConfigError(f"{verb.name} is for {verb.of}, not for {of}")
+    return verb
 
 
 # -- looking first ------------------------------------------------------------------------------
 class Verdict(Record):
-    """What an act has done to one job: the status it has now, `requested` for a running job that
-    was asked to stop, or `absent`; and whether that is the act's doing."""
+    """What an act has done to one job. `outcome` is the status that the job has now, `requested` for
+    a running job that was asked to stop, or `absent`; `changed` says whether the act made it so."""
 
     id: str
     outcome: str
@@ -155,8 +158,8 @@ class Preview(Record):
 
 
 class Choice(Record):
-    """The jobs that an act is meant for, as they were when they were looked up. `refused`: those
-    that were named and that it cannot be done to, id -> status or `absent`."""
+    """The jobs that an act is meant for, as they were when they were looked up. `refused`: ids that
+    were given and to which it cannot be done, each with the job's status or `absent`."""
 
     act: Act
     jobs: Mapping[str, Fingerprint]
@@ -177,7 +180,7 @@ class Choice(Record):
 
 
 class Applied(Record):
-    """What became of a choice. `left`: jobs that were left as they were, because it was stopped."""
+    """What became of the chosen jobs. `left`: how many were not changed, because of a stop."""
 
     verdicts: tuple[Verdict, ...]
     left: int
@@ -286,12 +289,13 @@ class Acts(Room):
         return self.one(Replay(self._pack(job.type, arguments)), id)
 
     def switch(self, act: Act, queue: str) -> Switched:
-        """Pause or resume a queue. One that is not paused is not resumed: nothing is written."""
+        """Pause or resume a queue. To resume a queue that is not paused changes nothing, and leaves
+        no line in the audit trail."""
         self.for_operators("switches of queues")
-        name = policy.queue_name(queue)
+        verb, name = verb_of(act, of="queues"), policy.queue_name(queue)
         paused = self.store.queue_names().get(name)
         before = ABSENT if paused is None else "paused" if paused else "open"
-        if before not in verb_of(act).statuses:
+        if before not in verb.statuses:
             return Switched(name, before, changed=False)
         act.write(self.store, [name], self.scope)
         return Switched(name, before, changed=True)

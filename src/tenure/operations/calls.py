@@ -32,7 +32,7 @@ class OperatorCalls:
 
     # -- reading ------------------------------------------------------------------------------
     def get(self, id: object) -> Job | None:
-        """None when there is no such job; what cannot be an id is nobody's."""
+        """None when there is no such job; what cannot be an id is no job's."""
         return self.operations.jobs.get(id)
 
     async def aget(self, id: object) -> Job | None:

@@ -34,7 +34,7 @@ class JobDetail(Record):
 
 
 def given_id(text: object) -> str:
-    """The id of a job that somebody names, for calls that need one."""
+    """A job's id as a ULID, for calls that cannot do without; JobNotFound for what can be none."""
     ulid = known_id(text)
     if ulid is None:
         raise JobNotFound(f"there is no job {shown(text)}: an id is a ULID or a UUID")
@@ -58,7 +58,7 @@ def id_or_beginning(text: str) -> str:
 class Jobs(Room):
     # -- one ----------------------------------------------------------------------------------
     def get(self, id: object) -> Job | None:
-        """None when there is no such job in this scope; what cannot be an id is nobody's."""
+        """None when there is no such job in this scope; what cannot be an id is no job's."""
         ulid = known_id(id)
         return None if ulid is None else self.store.get(ulid, org=self.scope.org)
 
@@ -123,11 +123,13 @@ class Jobs(Room):
     # -- many ---------------------------------------------------------------------------------
     def find(self, where: JobFilter | None = None, *, page: int = PAGE) -> Iterator[Job]:
         """Newest first, page by page; no cursor stays open between two jobs."""
-        import heapq
-
         filters, fits = self._narrowing(where)
         walks = [walk(self.store, each, page) for each in filters]
-        return filter(fits, heapq.merge(*walks, key=lambda job: job.id, reverse=True))
+        if len(walks) == 1:
+            return filter(fits, walks[0])
+        import heapq
+
+        return heapq.merge(*walks, key=lambda job: job.id, reverse=True)
 
     def page(
         self, where: JobFilter | None = None, *, before: str | None = None, limit: int = 50

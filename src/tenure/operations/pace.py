@@ -34,7 +34,7 @@ class Pace:
         self.batch = most if rate is None else min(max(int(rate * TICK_SECONDS), 1), most)
         self._total, self._rate = total, rate
         self._stop = _sleep if stop is None else stop
-        self._tell = _nobody if tell is None else tell
+        self._tell = _say_nothing if tell is None else tell
         self._began = self._due = time.monotonic()
         self._done = 0
 
@@ -65,5 +65,5 @@ def _sleep(seconds: float) -> bool:
     return False
 
 
-def _nobody(progress: Progress, verdicts: Sequence[Any]) -> None:
-    """Where nobody listens."""
+def _say_nothing(progress: Progress, verdicts: Sequence[Any]) -> None:
+    """For callers that want to hear nothing."""

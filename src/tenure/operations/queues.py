@@ -30,14 +30,16 @@ class Queue(Record):
 
     @classmethod
     def of(cls, row: QueueInfo) -> Queue:
-        oldest = row.oldest_ms
-        values = row._asdict() | {
-            "oldest": None if oldest is None else datetime.timedelta(milliseconds=oldest),
-            "paused_at": moment(row.paused_at),
-        }
-        del values["oldest_ms"]
-        return cls(**values)
+        values = row._asdict() | {"paused_at": moment(row.paused_at)}
+        oldest = values.pop("oldest_ms")
+        return cls(**values, oldest=None if oldest is None else _length(oldest))
 
     @property
     def paused(self) -> bool:
         return self.paused_at is not None
+
+
+def _length(ms: int) -> datetime.timedelta:
+    """A row written by other hands may hold a number that is no length of time."""
+    longest = datetime.timedelta.max // datetime.timedelta(milliseconds=1)
+    return datetime.timedelta(milliseconds=max(0, min(ms, longest)))

@@ -1,5 +1,5 @@
-"""The tables: what is pending, the SQL of it, a role's grants, and what their owner lays down for
-every program."""
+"""The tables: pending migrations, also as SQL; the grants of a role; rules that the tables' owner
+lays down for every program."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ NOTHING = "-- up to date: nothing is pending\n"
 
 
 class Script(Record):
-    """SQL for somebody who may run it. `version` is that of the tables there are; None where the
-    database could not be asked, and `note` says why."""
+    """SQL to be run by a person who has the right to. `version` is that of the tables there are;
+    None where the database could not be asked, and `note` says why."""
 
     sql: str
     version: int | None = None

@@ -55,11 +55,15 @@ def flush() -> None:
 
 def say_json(value: object) -> None:
     """One JSON object on one line, flushed: a program that follows this one sees it now."""
-    import json
-
     from tenure.operations.encoding import to_json
 
-    print(json.dumps(to_json(value), ensure_ascii=False), flush=True)
+    print(as_json(to_json(value)), flush=True)
+
+
+def as_json(value: object) -> str:
+    import json
+
+    return json.dumps(value, ensure_ascii=False)
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -115,7 +119,7 @@ def cut(text: str, columns: int) -> str:
 
 
 def terminal_columns() -> int | None:
-    """None where nobody looks at the width."""
+    """None where output goes to no terminal."""
     return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
 
 
@@ -146,8 +150,8 @@ def table(
 
 
 def _telling(ids: Sequence[str]) -> int:
-    """How many columns ids need to be told apart: the rest of one may be left out, see
-    `target.job_id`."""
+    """How many columns ids need to be told apart; the rest of an id may be left out, because every
+    command takes the beginning of one."""
     lengths = range(LEAST_ID, max(map(len, ids), default=0))
     apart = (n for n in lengths if len({id[:n] for id in ids}) == len({*ids}))
     return next(apart, max(map(len, ids), default=0) - 1) + 1
@@ -156,7 +160,8 @@ def _telling(ids: Sequence[str]) -> int:
 def _fit(
     widths: list[int], room: int, groups: Sequence[Sequence[int]], least: Mapping[int, int]
 ) -> None:
-    """Take what is too much from one group of columns after the other, from the widest first."""
+    """Where a table is too wide: narrow the columns of one group after the other, always the widest
+    of a group by one."""
     over = sum(widths) + len(GAP) * (len(widths) - 1) - room
     for group in groups:
         while over > 0:
@@ -175,7 +180,7 @@ def _line(
 ) -> str:
     parts = []
     for place, (text, columns) in enumerate(zip(cells, widths, strict=True)):
-        shown = cut(text.rstrip(), columns)  # padding is no text that could be missed
+        shown = cut(text.rstrip(), columns)  # padding may be cut without a mark
         gap = " " * (columns - width(shown))
         painted = paint(shown, tint[place](text)) if place in tint else shown
         parts.append(gap + painted if place in right else painted + gap)
