@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -21,13 +22,26 @@ from contract.builders import (
     started_job,
     worker,
 )
+from tenure.cli import build_parser
 from tenure.errors import ConfigError, IllegalTransition, JobNotFound
 from tenure.ids import new_id
 from tenure.job import STATUSES, TRANSITIONS, Actor
 from tenure.operations import acts
-from tenure.operations.acts import VERBS, Acts, Cancel, Discard, Pause, Replay, Resume, Verdict
+from tenure.operations.acts import (
+    VERBS,
+    Act,
+    Acts,
+    Cancel,
+    Discard,
+    Pause,
+    Replay,
+    Resume,
+    Verb,
+    Verdict,
+)
 from tenure.operations.listing import JobFilter
 from tenure.operations.pace import Pace
+from tenure.operations.scope import Scope
 from tenure.outcome import Completed, Dead
 from tenure.store import Store
 
@@ -53,6 +67,30 @@ def test_every_verb_leads_where_jobs_may_go() -> None:
         if verb.of == "jobs":
             assert verb.becomes in STATUSES
             assert all(verb.becomes in TRANSITIONS[status] for status in verb.statuses)
+
+
+class Note(Act):
+    """An act that is not there yet."""
+
+    reason: str = ""
+
+    def write(self, store: Store, names: Sequence[str], scope: Scope) -> Mapping[str, str]:
+        return store.cancel(names, actor=scope.by, reason=self.reason, org=scope.org)
+
+
+def test_a_new_act_is_one_value_and_one_row(
+    store: Store, enter: Enter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = Verb("note", Note, "noted", ("queued",), "queued", "cancelled", "note something")
+    monkeypatch.setitem(VERBS, "note", row)
+    ids = put_many(store, 2)
+    room: Acts = enter(Acts)
+
+    assert room.apply(room.choose(Note("x"), where=JobFilter())).done == 2
+    assert statuses(store, ids) == {"cancelled": 2}
+    given = ["note", ids[0], "--reason", "y", "--rate", "5/s", "--dry-run"]
+    args = build_parser(given).parse_args(given)
+    assert (args.verb, args.reason, args.dry_run) == (row, "y", True)
 
 
 # -- choosing ---------------------------------------------------------------------------------

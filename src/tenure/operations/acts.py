@@ -139,8 +139,8 @@ def verb_of(act: Act, of: str = "jobs") -> Verb:
 
 # -- looking first ------------------------------------------------------------------------------
 class Verdict(Record):
-    """What an act has done to one job. `outcome` is the status that the job has now, `requested` for
-    a running job that was asked to stop, or `absent`; `changed` says whether the act made it so."""
+    """What an act has done to one job. `outcome` is the status that the job has now, `requested`
+    for a running job that was asked to stop, or `absent`; `changed`: the act made it so."""
 
     id: str
     outcome: str
