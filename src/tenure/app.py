@@ -90,6 +90,13 @@ def open_wakeup(settings: Settings, store: Store) -> Wakeup:
     return SqliteWakeup(os.path.abspath(sqlite_path(settings.url)), store, enabled=settings.notify)
 
 
+def run_fleet(spec: str, **options: Any) -> Summary:
+    """`tenure worker`: a supervisor here, children that import the app `spec` names."""
+    from tenure.engine.fleet import run_fleet
+
+    return run_fleet(spec, open_store, open_wakeup, **options)
+
+
 class App(OperatorCalls):
     """A set of tasks and the place their jobs are stored.
 
@@ -302,4 +309,4 @@ def _where(function: Callable[..., Any]) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
 
 
-__all__ = ["Actor", "App", "open_store", "open_wakeup", "sqlite_path"]
+__all__ = ["Actor", "App", "open_store", "open_wakeup", "run_fleet", "sqlite_path"]

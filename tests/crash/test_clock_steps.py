@@ -77,9 +77,9 @@ def test_no_job_is_rescued_when_the_clock_steps(
             assert started.acquire(timeout=15)
 
         clock.offset_ms = step_ms
-        beats = {row.no: row.beat for row in apps[0].workers()}
+        beats = {row.no: row.beat for row in apps[0].store.workers()}
         eventually(  # five renewals are more than a lease: time enough for a wrong rescue
-            lambda: all(row.beat >= beats[row.no] + 5 for row in apps[0].workers()),
+            lambda: all(row.beat >= beats[row.no] + 5 for row in apps[0].store.workers()),
             within=20,
             what="both workers renewing through the step",
         )
