@@ -13,18 +13,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 from tenure import policy
-from tenure.context import HOOKS, Context, Lifecycle, checked_actor, current
-from tenure.errors import ConfigError, DuplicateTask, IllegalTransition, JobNotFound, UnknownTask
-from tenure.ids import known_id, shown
+from tenure.context import HOOKS, Context, Lifecycle
+from tenure.errors import ConfigError, DuplicateTask, UnknownTask
 from tenure.job import Actor, NewJob, Receipt
+from tenure.operations.calls import OperatorCalls
 from tenure.task import Task, TaskDecorator
 
 if TYPE_CHECKING:
     from tenure.config import Settings
     from tenure.engine.client import Client
     from tenure.engine.worker_options import Summary
-    from tenure.store import QueueInfo, Store, WorkerInfo
-    from tenure.stored import Event, Job
+    from tenure.operations import Operations
+    from tenure.store import Store
     from tenure.wakeup import Wakeup
 
 P = ParamSpec("P")
@@ -97,7 +97,7 @@ def run_worker(spec: str, **options: Any) -> Summary:
     return run_worker(spec, open_store, open_wakeup, **options)
 
 
-class App:
+class App(OperatorCalls):
     """A set of tasks and the place their jobs are stored.
 
     `url` defaults to $TENURE_URL, then `tenure.toml`, then `sqlite:///tenure.db`; any other
@@ -122,6 +122,7 @@ class App:
         # A decorator for every handler while it runs as a job, `def` and `async def` alike.
         self.around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
         self._client: Client | None = None
+        self._operations: Operations | None = None
         self._lock = allocate_lock()
 
     def __repr__(self) -> str:
@@ -231,124 +232,16 @@ class App:
         """The connection an enqueue joins: the caller's; a framework's app may know of one."""
         return conn
 
-    # -- reading ------------------------------------------------------------------------------
-    def get(self, id: object) -> Job | None:
-        """None when there is no such job; what cannot be an id is nobody's."""
-        ulid = known_id(id)
-        return None if ulid is None else self.store.get(ulid)
+    # -- operators: what programs and people read and change ------------------------------------
+    @property
+    def operations(self) -> Operations:
+        """All that operators can do, for every tenant. The calls of `OperatorCalls` use it."""
+        if self._operations is None:
+            from tenure.operations import Operations
+            from tenure.operations.scope import Scope
 
-    async def aget(self, id: object) -> Job | None:
-        return await self.client.in_thread(self.get, id)
-
-    def find(
-        self,
-        *,
-        status: str | None = None,
-        type: str | None = None,
-        queue: str | None = None,
-        org: str | None = None,
-        key: str | None = None,
-    ) -> Iterator[Job]:
-        """Newest first, page by page; no cursor stays open between jobs."""
-        from tenure.job import STATUSES
-        from tenure.store import Filter
-
-        if status is not None and status not in STATUSES:
-            raise ConfigError(f"status is one of {', '.join(STATUSES)}; got {status!r}")
-        queue = None if queue is None else policy.queue_name(queue)
-        return self.client.find(Filter(status=status, type=type, queue=queue, org=org, key=key))
-
-    async def afind(self, **where: Any) -> list[Job]:
-        return await self.client.in_thread(lambda: list(self.find(**where)))
-
-    def events(self, id: object = None) -> Iterator[Event]:
-        """The audit trail of one job, or of everything; oldest first."""
-        if id is None:
-            return self.client.events(None)
-        ulid = known_id(id)
-        return iter(()) if ulid is None else self.client.events(ulid)
-
-    def result(self, id: object, timeout: float | None = None) -> Any:
-        """Wait for a job's result. JobFailed when it ended otherwise, TimeoutError when late."""
-        return self.client.result(_given(id), timeout)
-
-    async def aresult(self, id: object, timeout: float | None = None) -> Any:
-        return await self.client.aresult(_given(id), timeout)
-
-    def stats(self) -> dict[str, Any]:
-        """Counts by status and by queue, and who is working. A figure is counted to 10,000, and no
-        further: then it is `capped`."""
-        totals = self.store.totals()
-        return {
-            "jobs": totals.jobs,
-            "capped": list(totals.capped),
-            "queues": [queue._asdict() for queue in self.queues()],
-            "workers": sum(worker.dead_at is None for worker in self.workers()),
-        }
-
-    def queues(self) -> list[QueueInfo]:
-        return self.store.queues()
-
-    def workers(self) -> list[WorkerInfo]:
-        return self.store.workers()
-
-    # -- operators ----------------------------------------------------------------------------
-    def cancel(self, id: object, *, actor: tuple[str, str] | None = None, reason: str = "") -> str:
-        """`cancelled` at once when queued, `requested` when running; otherwise an error."""
-        return self._one(self.store.cancel, "cancel", id, actor, reason=policy.reason(reason))
-
-    async def acancel(
-        self, id: object, *, actor: tuple[str, str] | None = None, reason: str = ""
-    ) -> str:
-        return await self.client.in_thread(self.cancel, id, actor=actor, reason=reason)
-
-    def replay(
-        self,
-        id: object,
-        payload: dict[str, Any] | None = None,
-        *,
-        actor: tuple[str, str] | None = None,
-    ) -> str:
-        """Run a dead job again under the same id, with other arguments if given."""
-        text = None
-        if payload is not None:
-            job = self.get(id)
-            if job is None:
-                raise JobNotFound(f"there is no job {shown(id)}")
-            signature = self.find_task(job.type).signature
-            text = signature.pack_named(payload)
-            signature.refuse_secrets(text)
-        return self._one(self.store.replay, "replay", id, actor, payload=text)
-
-    def discard(self, id: object, *, actor: tuple[str, str] | None = None, reason: str = "") -> str:
-        """Give a dead job up: it becomes `cancelled`."""
-        return self._one(self.store.discard, "discard", id, actor, reason=policy.reason(reason))
-
-    def _one(
-        self,
-        call: Callable[..., dict[str, str]],
-        verb: str,
-        id: object,
-        actor: tuple[str, str] | None,
-        **more: Any,
-    ) -> str:
-        ulid = _given(id)
-        verdict = call([ulid], actor=_whose(actor), **more)[ulid]
-        if verdict == "absent":
-            raise JobNotFound(f"there is no job {ulid}")
-        if verdict not in ("done", "requested"):
-            raise IllegalTransition(
-                f"job {ulid} is {verdict}: only {_ALLOWED[verb]} jobs can be {verb}{_PAST[verb]}"
-            )
-        return verdict if verdict == "requested" else _BECOMES[verb]
-
-    def pause(self, queue: str, *, reason: str = "", actor: tuple[str, str] | None = None) -> None:
-        """Nothing of this queue is claimed until `resume`; what runs goes on."""
-        name, why = policy.queue_name(queue), policy.reason(reason)
-        self.store.pause(name, actor=_whose(actor), reason=why)
-
-    def resume(self, queue: str, *, actor: tuple[str, str] | None = None) -> None:
-        self.store.resume(policy.queue_name(queue), actor=_whose(actor))
+            self._operations = Operations(self, Scope())
+        return self._operations
 
     def migrate(self) -> list[str]:
         """Create or upgrade the tables; the names of what ran. Safe to call at every start."""
@@ -409,23 +302,6 @@ class App:
         if client is not None:
             client.close()
             client.store.close()
-
-
-_BECOMES = {"cancel": "cancelled", "replay": "queued", "discard": "cancelled"}
-_ALLOWED = {"cancel": "queued and running", "replay": "dead", "discard": "dead"}
-_PAST = {"cancel": "led", "replay": "ed", "discard": "ed"}
-
-
-def _given(id: object) -> str:
-    ulid = known_id(id)
-    if ulid is None:
-        raise JobNotFound(f"there is no job {shown(id)}: an id is a ULID or a UUID")
-    return ulid
-
-
-def _whose(actor: tuple[str, str] | None) -> Actor:
-    """Who an operator's call is audited as: who it names, else who acts here (`tenure.acting`)."""
-    return current().actor if actor is None else checked_actor(actor)
 
 
 def _where(function: Callable[..., Any]) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tenure.cli import output
 from tenure.demo import books, command
 from tenure.demo.ledger import (
     PARTS,
@@ -24,6 +23,7 @@ from tenure.demo.ledger import (
     sold,
 )
 from tenure.demo.panel import Panel
+from tenure.terminal import output
 
 ESCAPES = re.compile(r"\x1b\[[?0-9;]*[A-Za-z]")
 

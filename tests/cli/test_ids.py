@@ -51,7 +51,6 @@ def test_a_beginning_of_several_or_of_none(stage: Stage) -> None:
 def test_one_step_along_the_key_finds_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many jobs there are: a page of a few, from the last id that could begin so."""
     from tenure import App
-    from tenure.cli import target
 
     app = App(f"sqlite:///{stage.tenure.home}/jobs.db")
     asked = []
@@ -62,7 +61,7 @@ def test_one_step_along_the_key_finds_it(stage: Stage, monkeypatch: pytest.Monke
         return find(where, **how)
 
     monkeypatch.setattr(app.store, "find", counting)
-    assert target.whole_id(app, stage["later"][:20]) == stage["later"]
+    assert app.operations.jobs.whole_id(stage["later"][:20]) == stage["later"]
     assert asked == [((None,) * 7, {"before": stage["later"][:20] + "Z" * 6, "limit": 6})]
     app.close()
 

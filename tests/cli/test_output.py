@@ -1,18 +1,18 @@
-"""Tables, times, quantiles: the small parts."""
+"""Tables and times: the small parts."""
 
 from __future__ import annotations
 
 import datetime
-import math
 from collections.abc import Callable
 
 import pytest
 
-from tenure.cli import dead, output
-from tenure.cli.stats import BOUNDS, quantile, summarize
-from tenure.store import DeadGroup, Rollup
+from tenure.cli.jobs import print_groups
+from tenure.operations.dead import Group
+from tenure.terminal import output
 
 NOW = datetime.datetime(2030, 1, 31, tzinfo=datetime.UTC)
+YEARS = datetime.timedelta(days=21_946)
 
 
 @pytest.mark.parametrize(
@@ -97,37 +97,17 @@ def test_a_terminal_of_80_columns_shows_the_line_that_jobs_died_at(
     id = "01M7M368Y92FVA4WDQ5HQVQ3M4"
     places = [("rebuild_index", "NoResultFound at shop/jobs.py:65"), ("nap", "E at jobs.py:7")]
     groups = [
-        DeadGroup(type, "dead_letter", "NoResultFound", place, 3, 0, 0, id, "no row " * 9)
+        Group(
+            "3f29c1d0", 3, type, "dead_letter", "NoResultFound", place,
+            False, NOW - YEARS, NOW - YEARS, id, "no row " * 9,
+        )
         for type, place in places
-    ]
+    ]  # fmt: skip
 
-    dead._print_groups(groups, NOW)
+    print_groups(groups, NOW)
 
     lines = capsys.readouterr().out.splitlines()
     assert max(map(output.width, lines)) <= 80
     assert lines[2].startswith(f"    {id}  shop/jobs.py:65  no row no row")
     assert lines[4].startswith(f"    {id}  E at jobs.py:7  no row no row")
     assert lines[3].split()[2:4] == ["nap", "dead_letter"], "padding is cut without a mark"
-
-
-def test_the_percentiles_of_one_run_are_that_run() -> None:
-    one = Rollup(0, "default", "t", "completed", 1, 37, tuple(int(n == 3) for n in range(13)))
-    cancelled = Rollup(0, "default", "t", "cancelled", 5, 900, (0,) * 12 + (5,))
-
-    numbers = summarize([one, cancelled])
-    assert (numbers["p50"], numbers["p95"], numbers["p99"]) == (0.037, 0.037, 0.037)
-    long = one._replace(duration_ms=400_000, buckets=(0,) * 12 + (1,))
-    assert summarize([long])["p95"] == 400
-    assert summarize([one, one])["p95"] != 0.037  # of two only the bucket is known
-
-
-def test_quantiles_interpolate_within_a_bucket() -> None:
-    buckets = [0] * (len(BOUNDS) + 1)
-    assert quantile(buckets, 0.5) is None
-
-    buckets[4] = 100  # 0.05 to 0.1 s
-    assert quantile(buckets, 0.5) == pytest.approx(0.075)
-    assert quantile(buckets, 1.0) == pytest.approx(0.1)
-
-    buckets[12] = 100  # longer than the last bound
-    assert quantile(buckets, 0.99) == math.inf

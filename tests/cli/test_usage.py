@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tenure.cli import main
+from tenure.cli import GROUPS, build_parser, main
 
 from .conftest import Cli, Stage
+
+OPERATE = "tenure.cli.operate"
 
 READING = (
     ["jobs"],
@@ -173,6 +176,21 @@ def test_a_reader_that_stops_reading_is_no_error(stage: Stage) -> None:
         assert reading.stderr.read() == ""
 
 
+def test_only_the_group_of_a_command_is_loaded() -> None:
+    every = subcommands(build_parser())
+    assert [*every] == [name for names in GROUPS.values() for name in names]
+    for words, shown in (
+        (["jobs"], ["jobs"]),
+        (["-A", "worker", "--url", "stats", "--json", "cancel", "job"], [*GROUPS[OPERATE]]),
+        (["--app=worker", "queues", "pause", "jobs"], ["queues"]),
+        (["jobs", "--help"], ["jobs"]),
+        (["--help", "jobs"], [*every]),
+        (["frobnicate"], [*every]),
+        (["-A"], [*every]),
+    ):
+        assert [*subcommands(build_parser(words))] == shown, words
+
+
 def test_a_command_starts_without_what_it_does_not_need(tenure: Cli) -> None:
     code = (
         "import sys; from tenure.cli import build_parser; build_parser(); "
@@ -184,3 +202,8 @@ def test_a_command_starts_without_what_it_does_not_need(tenure: Cli) -> None:
     )
 
     assert ran.stdout.split() == []
+
+
+def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    (found,) = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    return dict(found.choices)

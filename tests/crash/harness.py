@@ -234,7 +234,7 @@ class Workshop:
         return worker
 
     def row_of(self, worker: Worker) -> Any:
-        rows = [row for row in self.app.workers() if row.pid == worker.pid]
+        rows = [row for row in self.app.store.workers() if row.pid == worker.pid]
         return rows[-1] if rows else None
 
     # -- what the store says ----------------------------------------------------------------------

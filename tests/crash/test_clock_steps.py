@@ -77,9 +77,9 @@ def test_no_job_is_rescued_when_the_clock_steps(
             assert started.acquire(timeout=15)
 
         clock.offset_ms = step_ms
-        beats = {row.no: row.beat for row in apps[0].workers()}
+        beats = {row.no: row.beat for row in apps[0].store.workers()}
         eventually(  # five renewals are more than a lease: time enough for a wrong rescue
-            lambda: all(row.beat >= beats[row.no] + 5 for row in apps[0].workers()),
+            lambda: all(row.beat >= beats[row.no] + 5 for row in apps[0].store.workers()),
             within=20,
             what="both workers renewing through the step",
         )
@@ -122,9 +122,9 @@ def test_a_worker_with_a_wrong_clock_takes_and_loses_nothing(
     wrong = shop.worker(concurrency=2, clock_offset=hours * 3600)
     ids = [r.id for r in shop.app.enqueue_many([shop.jobs.long.job(n) for n in range(4)])]
     shop.wait_said("start", times=4)
-    beats = {row.no: row.beat for row in shop.app.workers()}
+    beats = {row.no: row.beat for row in shop.app.store.workers()}
     eventually(  # five renewals are more than a lease: time enough for a wrong rescue
-        lambda: all(row.beat >= beats[row.no] + 5 for row in shop.app.workers()),
+        lambda: all(row.beat >= beats[row.no] + 5 for row in shop.app.store.workers()),
         within=20,
         what="both workers renewing",
     )

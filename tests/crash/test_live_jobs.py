@@ -31,9 +31,9 @@ def test_a_lock_is_held_for_three_leases(workshop: Callable[..., Workshop], tabl
 
     with shop.place.locked(table):
         time.sleep(3 * LEASE)  # the length of the outage is the test
-    beats = {row.no: row.beat for row in shop.app.workers()}
+    beats = {row.no: row.beat for row in shop.app.store.workers()}
     eventually(
-        lambda: all(row.beat >= beats[row.no] + 4 for row in shop.app.workers()),
+        lambda: all(row.beat >= beats[row.no] + 4 for row in shop.app.store.workers()),
         within=30,
         what="both renewing again for more than a lease",
     )
@@ -59,9 +59,9 @@ def test_the_server_stands_still_for_three_leases(
         own_postgres.pause()
         time.sleep(3 * LEASE)  # the length of the outage is the test
         own_postgres.resume()
-        beats = {row.no: row.beat for row in shop.app.workers()}
+        beats = {row.no: row.beat for row in shop.app.store.workers()}
         eventually(
-            lambda: all(row.beat >= beats[row.no] + 4 for row in shop.app.workers()),
+            lambda: all(row.beat >= beats[row.no] + 4 for row in shop.app.store.workers()),
             within=30,
             what="both renewing again for more than a lease",
         )

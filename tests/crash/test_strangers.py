@@ -18,10 +18,10 @@ def test_a_worker_that_another_user_cannot_see_is_alive(workshop: Callable[..., 
         shop.worker(prefix=command_as(uid, hidden=True), concurrency=2) for uid in (ANN, BOB)
     ]
     shop.wait_said("start", times=4)
-    beats = {row.no: row.beat for row in shop.app.workers()}
+    beats = {row.no: row.beat for row in shop.app.store.workers()}
     assert len(beats) == 2
     eventually(  # some looks of each at the other
-        lambda: all(row.beat >= beats[row.no] + 4 for row in shop.app.workers()),
+        lambda: all(row.beat >= beats[row.no] + 4 for row in shop.app.store.workers()),
         within=20,
         what="both living on",
     )

@@ -254,7 +254,7 @@ def test_a_step_of_a_run_that_lost_its_lease_stops_it(app: tenure.App) -> None:
     with app.worker():
         receipt = work.enqueue()
         assert started.wait(10)
-        (info,) = [row for row in app.workers() if row.dead_at is None]
+        (info,) = [row for row in app.store.workers() if row.dead_at is None]
         rescued = app.store.rescue(
             info.registration, info.beat, started=frozenset(), limit=3, reason="test"
         )
@@ -634,7 +634,7 @@ def test_a_transaction_without_its_lease_is_refused(
         assert started.wait(10)
         rescued = None
         while rescued is None:
-            (info,) = [row for row in app.workers() if row.dead_at is None]
+            (info,) = [row for row in app.store.workers() if row.dead_at is None]
             rescued = app.store.rescue(
                 info.registration, info.beat, started=frozenset(), limit=3, reason="test"
             )

@@ -256,7 +256,7 @@ def test_without_its_lease_it_is_refused(
             return
         rescued = None
         while rescued is None:
-            (info,) = [row for row in app.workers() if row.dead_at is None]
+            (info,) = [row for row in app.store.workers() if row.dead_at is None]
             rescued = app.store.rescue(
                 info.registration, info.beat, started=frozenset(), limit=3, reason="test"
             )
@@ -278,11 +278,11 @@ def test_losing_its_lease_is_an_error_of_its_own(app: tenure.App, ledger: Ledger
     async def pay(ctx: tenure.Context) -> None:
         if ctx.job.lease_no > 1:
             return
-        (info,) = app.workers()
+        (info,) = app.store.workers()
         while not app.store.rescue(
             info.registration, info.beat, started=frozenset(), limit=3, reason="test"
         ):
-            (info,) = app.workers()
+            (info,) = app.store.workers()
         try:
             async with ctx.transaction() as conn:
                 await conn.execute("INSERT INTO ledger VALUES ('x')")

@@ -355,7 +355,7 @@ def test_an_embedded_worker_declared_dead_starts_over_and_the_old_run_is_void(
     with app.worker(concurrency=4):
         receipt = task.enqueue()
         assert started.acquire(timeout=10)
-        (row,) = app.workers()
+        (row,) = app.store.workers()
         done = app.store.rescue(
             row.registration, row.beat, started=frozenset(), limit=3, reason="for a test"
         )  # as another worker would, had this one stopped for a lease

@@ -34,7 +34,8 @@ def in_code(text: str) -> set[str]:
 
 
 def public(owner: object) -> set[str]:
-    return {name for name in vars(owner) if not name.startswith("_")}
+    """Inherited ones too."""
+    return {name for name in dir(owner) if not name.startswith("_")}
 
 
 def test_every_public_name() -> None:

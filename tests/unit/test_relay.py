@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tenure.cli.relay import _Lines
+from tenure.terminal.relay import _Lines
 
 
 def shown(*chunks: bytes) -> str:

@@ -25,7 +25,9 @@ from tenure.bench.figures import (
     chosen,
     judged,
 )
-from tenure.cli import output, target
+from tenure.cli import target
+from tenure.terminal import output
+from tenure.terminal.live_line import LiveLine
 
 if TYPE_CHECKING:
     from tenure.bench.live import Site
@@ -79,7 +81,7 @@ def bench(args: argparse.Namespace) -> int:
     from tenure.bench.place import open_place
 
     names = chosen(args.only, args.all)
-    line = output.LiveLine()
+    line = LiveLine()
     began, here = time.monotonic(), raw.machine()
     try:
         with _terminated_as_interrupted(), open_place(args.url) as place:
@@ -143,7 +145,7 @@ def _print(report: dict[str, Any], figures: list[Figure], place: Place) -> None:
 class Measured:
     """One run of the command: what it has found so far."""
 
-    def __init__(self, args: argparse.Namespace, place: Place, line: output.LiveLine) -> None:
+    def __init__(self, args: argparse.Namespace, place: Place, line: LiveLine) -> None:
         self.figures: list[Figure] = []
         self.rounds: dict[str, list[float]] = {}
         self.details: dict[str, dict[str, float]] = {}

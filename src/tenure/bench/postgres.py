@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from tenure import sql
 from tenure.bench import raw
 from tenure.bench.place import DAY_MS, FILL_STEP, Caller, Completions, Place, Tell
-from tenure.cli import output
 from tenure.config import Settings
 from tenure.errors import TenureError
 from tenure.ids import new_ids
 from tenure.stores.postgres.database import Database, to_uuid_text
+from tenure.terminal import output
 
 if TYPE_CHECKING:
     from tenure.stores.postgres import PostgresStore

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tenure.cli import output
+from tenure.terminal import output
 
 if TYPE_CHECKING:
     from tenure.app import App

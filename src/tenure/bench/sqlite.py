@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from tenure.app import sqlite_path
 from tenure.bench import raw
 from tenure.bench.place import DAY_MS, FILL_STEP, Caller, Completions, Place, Tell
-from tenure.cli import target
 from tenure.config import Settings
 from tenure.errors import ConfigError
 from tenure.ids import new_ids
@@ -86,8 +86,7 @@ RAW_TITLES = {"raw_bulk": "raw: insert in bulk"}
 
 @contextlib.contextmanager
 def sqlite_place(settings: Settings) -> Iterator[SqlitePlace]:
-    path = target.database_file(settings.url)
-    beside = os.path.dirname(path or "")
+    beside = os.path.dirname(os.path.abspath(sqlite_path(settings.url)))
     if not os.path.isdir(beside):
         raise ConfigError(
             f"there is no directory {beside} to measure in: create it, or correct --url"

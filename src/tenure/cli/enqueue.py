@@ -7,8 +7,9 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tenure.cli import output, target
+from tenure.cli import target
 from tenure.errors import ConfigError, StoreError
+from tenure.terminal import output
 
 if TYPE_CHECKING:
     import datetime

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tenure.cli import output, target
-from tenure.cli.jobs import event_dict, print_events
-from tenure.errors import JobNotFound
+from tenure.cli import target
+from tenure.terminal import output
 
 if TYPE_CHECKING:
-    from tenure.job import Event
-    from tenure.store import EventPage, Store
+    from tenure import Event
+    from tenure.store import EventPage
 
-PAGE = 500
-HELD_SECONDS = 5.0  # of --follow: who writes for longer is worth a line
+HELD_SECONDS = 5.0  # of --follow: a transaction that holds the trail up for longer is worth a line
 HELD = "events.held"  # a line of its own among the JSON objects
+NARROW = 100  # columns of a terminal, from where on events are shown with their day
+KIND_COLUMNS = len("job.deadlettered")
 
 
 def add_commands(commands: target.Commands) -> None:
@@ -36,21 +37,19 @@ def add_commands(commands: target.Commands) -> None:
 
 
 def show_events(args: argparse.Namespace) -> int:
-    with target.existing(args) as (app, _):
-        store = app.store
-        args.id = None if args.id is None else target.whole_id(app, args.id)
-        if args.id is not None and store.get(args.id) is None:
-            raise JobNotFound(f"there is no job {args.id}")
+    with target.existing(args) as (app, operations, _):
+        jobs = operations.jobs
+        args.id = None if args.id is None else jobs.require(jobs.whole_id(args.id)).id
         hints = app.open_wakeup() if args.follow else None  # before the first look: misses nothing
         held = Held(json=args.json, patience=HELD_SECONDS if args.follow else 0.0)
         try:
-            page = newest(store, args.id, args.limit)
+            page = jobs.events_before(job_id=args.id, limit=args.limit)
             if page.events or page.held_by is None:  # held up at 0 is not "no events"
-                _print(page.events, args, heads=True)
+                _print(page.events[::-1], args, heads=True)
             held.see(page)
-            last = page.events[-1].seq if page.events else 0
+            last = page.events[0].seq if page.events else 0
             while hints is not None:
-                while (page := store.events(job_id=args.id, after=last, limit=PAGE)).events:
+                while (page := jobs.events_after(last, args.id)).events:
                     _print(page.events, args, heads=False)
                     last = page.events[-1].seq
                 held.see(page)
@@ -62,8 +61,8 @@ def show_events(args: argparse.Namespace) -> int:
 
 
 class Held:
-    """Says once who keeps the trail from going on, when that lasts: later events are not shown
-    before those that may still come."""
+    """Says once which transaction keeps the trail from going on, when that lasts: later events are
+    not shown before those that may still come."""
 
     def __init__(self, *, json: bool, patience: float) -> None:
         self._json = json
@@ -89,10 +88,10 @@ class Held:
         )
 
 
-def _print(events: list[Event], args: argparse.Namespace, *, heads: bool) -> None:
+def _print(events: Sequence[Event], args: argparse.Namespace, *, heads: bool) -> None:
     if args.json:
         for event in events:
-            output.say_json(event_dict(event))
+            output.say_json(event)
     elif events:
         print_events(events, of_one_job=args.id is not None, heads=heads)
         output.flush()
@@ -100,18 +99,19 @@ def _print(events: list[Event], args: argparse.Namespace, *, heads: bool) -> Non
         output.say("no events")
 
 
-def newest(store: Store, job_id: str | None, limit: int) -> EventPage:
-    """The last `limit` events, oldest of them first. Numbers have gaps (what was rolled back has
-    drawn some): where too few are found, further back."""
-    back = limit
-    while True:
-        page = store.events(job_id=job_id, limit=1)
-        after = max(0, page.final - back) if job_id is None else 0
-        begin = after
-        found: list[Event] = []
-        while (page := store.events(job_id=job_id, after=after, limit=PAGE)).events:
-            found = (found + page.events)[-limit:]
-            after = page.events[-1].seq
-        if len(found) >= limit or begin == 0:
-            return page._replace(events=found)
-        back *= 8
+def print_events(events: Sequence[Event], *, of_one_job: bool = False, heads: bool = True) -> None:
+    names = ["AT", "EVENT", "TRY", "BY", "DETAILS"]
+    narrow = (output.terminal_columns() or NARROW) < NARROW
+    rows: list[list[object]] = []
+    for event in events:
+        by = event.worker or f"{event.actor.type}:{event.actor.id}"
+        at = event.at.strftime(f"{'' if narrow else '%Y-%m-%d '}%H:%M:%S.%f")[:-3] + "Z"
+        kind = f"{event.kind:<{KIND_COLUMNS}}"  # so that pages of `--follow` stay aligned
+        row: list[object] = [at, kind, event.attempt or "", by, output.fields(event.data)]
+        if not of_one_job:
+            row[2:2] = [event.job_id, event.type]
+        rows.append(row)
+    if not of_one_job:
+        names[2:2] = ["JOB", "TYPE"]
+    soft = [place for place, name in enumerate(names) if name in ("TYPE", "BY")]
+    output.table(names, rows, heads=heads, ids=[] if of_one_job else [2], soft=soft)

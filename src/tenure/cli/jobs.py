@@ -1,4 +1,4 @@
-"""`tenure jobs` and `tenure job`: which jobs there are, and all about one of them.
+"""`tenure jobs`: which jobs there are, or what the dead ones died of.
 
 Arguments may hold personal data: they are shown only where --payload asks for them.
 """
@@ -7,27 +7,25 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tenure.cli import dead, output, target
-from tenure.cli.why import why
-from tenure.errors import ConfigError, JobNotFound
+from tenure.cli import target
+from tenure.errors import ConfigError
 from tenure.job import DEAD, STATUSES
+from tenure.terminal import output
 
 if TYPE_CHECKING:
     import datetime
 
-    from tenure.app import App
-    from tenure.job import Event, Job
-    from tenure.store import Filter
+    from tenure import Job
+    from tenure.operations.dead import Group
+    from tenure.operations.listing import JobFilter
 
 NOTE_COLUMNS = 60
-GAUGE_COLUMNS = 24
-NEEDS_SHOWN = 5
-LOOK_SECONDS = 0.1  # between two looks of --watch, however many hints a busy database gives
-NARROW = 100  # columns of a terminal, from where on events are shown with their day
-KIND_COLUMNS = len("job.deadlettered")
+INDENT = "    "
+ERROR_COLUMNS = 120
+GROUP_HEADS = ["GROUP", "JOBS", "TYPE", "STATUS", "FIRST SEEN", "LAST SEEN", "CODE", "PLACE"]
 
 
 def add_commands(commands: target.Commands) -> None:
@@ -47,16 +45,6 @@ def add_commands(commands: target.Commands) -> None:
     listing.add_argument("--payload", action="store_true", help="show the arguments, too")
     listing.set_defaults(run=list_jobs)
 
-    one = target.add_command(commands, "job", "show one job and why it is not running")
-    one.add_argument("id", metavar="ID", type=target.job_id, help=target.ID_HELP)
-    one.add_argument("--payload", action="store_true", help="show the arguments, too")
-    one.add_argument(
-        "--watch",
-        action="store_true",
-        help="follow its progress until it has ended (exit code 1: not completed)",
-    )
-    one.set_defaults(run=show_job)
-
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--status", choices=STATUSES, metavar="S", help=", ".join(STATUSES))
@@ -69,12 +57,28 @@ def add_group(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--group",
         metavar="GROUP",
-        type=dead.handle,
+        type=_handle,
         help="the dead jobs of this group, as `tenure jobs --dead` names it",
     )
 
 
-# ------------------------------------------------------------------------------- many
+def _handle(text: str) -> str:
+    """An argparse type: the first digits of a group's digest."""
+    from tenure.operations.dead import is_handle
+
+    if not is_handle(text.lower()):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a group such as 3f29c1d0; `tenure jobs --dead` lists them"
+        )
+    return text.lower()
+
+
+def job_filter(args: argparse.Namespace, *statuses: str, key: str | None = None) -> JobFilter:
+    """What the filters of a command line say; `statuses` where they do not say which."""
+    from tenure.operations.listing import JobFilter
+
+    asked = statuses if args.status is None else (args.status,)
+    return JobFilter(asked, args.type, args.queue, key, getattr(args, "group", None))
 
 
 def list_jobs(args: argparse.Namespace) -> int:
@@ -83,13 +87,15 @@ def list_jobs(args: argparse.Namespace) -> int:
         args.queue, args.dead = None, True
     grouped = args.dead and not args.flat and args.group is None
     _check_usage(args, grouped)
-    where = narrowing(args, key=args.key)
-    with target.existing(args) as (app, _):
+    where = job_filter(args, *sorted(DEAD if args.dead else ()), key=args.key)
+    with target.existing(args) as (_, operations, _named):
         if grouped:
-            dead.list_groups(app, where, limit=args.limit, json=args.json)
-            return 0
-        statuses = sorted(DEAD) if args.dead and args.status is None else [args.status]
-        found = list(itertools.islice(find(app, where, statuses, args.group), args.limit + 1))
+            groups = operations.dead.groups(where)
+        else:
+            found = list(itertools.islice(operations.jobs.find(where), args.limit + 1))
+    if grouped:
+        _list_groups(groups, limit=args.limit, as_json=args.json)
+        return 0
     shown = found[: args.limit]
     if args.json:
         for job in shown:
@@ -117,65 +123,41 @@ def _check_usage(args: argparse.Namespace, grouped: bool) -> None:
         raise ConfigError("--flat goes with --dead: tenure jobs --dead --flat")
 
 
-def narrowing(args: argparse.Namespace, *, key: str | None = None) -> Filter:
-    """What the filters of a command line say."""
-    from tenure.policy import queue_name
-    from tenure.store import Filter
-
-    queue = None if args.queue is None else queue_name(args.queue)
-    return Filter(status=args.status, type=args.type, queue=queue, org=args.org, key=key)
-
-
-def find(
-    app: App,
-    where: Filter,
-    statuses: Sequence[str | None],
-    group: str | None = None,
-    page: int = dead.PAGE,
-) -> Iterator[Job]:
-    """Newest first over several statuses, or over one group of dead jobs."""
-    import heapq
-
-    if group is not None:
-        return dead.members(app, dead.named(app, group, where), where, page)
-    listings = [dead.walk(app, where._replace(status=status), page) for status in statuses]
-    return heapq.merge(*listings, key=lambda job: job.id, reverse=True)
+# ------------------------------------------------------------------------------- jobs
 
 
 def as_dict(job: Job, *, payload: bool) -> dict[str, Any]:
-    from dataclasses import asdict
+    from tenure.operations.encoding import to_json
 
-    shown = asdict(job)
-    shown["actor"] = job.actor._asdict()
-    shown["uuid"] = str(job.uuid)
+    shown: dict[str, Any] = to_json(job)
     if not payload:
         del shown["payload"]
     return shown
 
 
-def _print_jobs(jobs: list[Job], *, payload: bool) -> None:
+def _print_jobs(jobs: Sequence[Job], *, payload: bool) -> None:
     now = output.utc_now()
     orgs = any(job.org != "default" for job in jobs)
-    heads = ["ID", "STATUS", "TYPE", "QUEUE", "TRIES", "AGE", "NOTE"]
-    rows: list[list[object]] = []
+    rows: list[dict[str, object]] = []
     for job in jobs:
-        tries = f"{job.attempts}/{job.max_attempts}"
-        age = output.span(max(1, round((now - job.created_at).total_seconds())))
         note = _note(job, now)
-        if payload:
-            note = output.cut(note, NOTE_COLUMNS)
-        row: list[object] = [job.id, job.status, job.type, f"q:{job.queue}", tries, age, note]
-        if orgs:
-            row.insert(3, job.org)
-        if payload:
-            row.append(_json(job.payload))
-        rows.append(row)
-    if orgs:
-        heads.insert(3, "ORG")
-    if payload:
-        heads.append("PAYLOAD")
+        rows.append(
+            {
+                "ID": job.id,
+                "STATUS": job.status,
+                "TYPE": job.type,
+                **({"ORG": job.org} if orgs else {}),
+                "QUEUE": f"q:{job.queue}",
+                "TRIES": f"{job.attempts}/{job.max_attempts}",
+                "AGE": output.span(max(1, round((now - job.created_at).total_seconds()))),
+                "NOTE": output.cut(note, NOTE_COLUMNS) if payload else note,
+                **({"PAYLOAD": output.as_json(job.payload)} if payload else {}),
+            }
+        )
+    heads = [*rows[0]]
     soft = [place for place, name in enumerate(heads) if name in ("TYPE", "ORG", "QUEUE", "NOTE")]
-    output.table(heads, rows, tint={1: output.STATUS_COLOURS.get}, ids=[0], soft=soft)
+    tint = {1: output.STATUS_COLOURS.get}
+    output.table(heads, [[*row.values()] for row in rows], tint=tint, ids=[0], soft=soft)
 
 
 def _note(job: Job, now: datetime.datetime) -> str:
@@ -195,226 +177,63 @@ def _note(job: Job, now: datetime.datetime) -> str:
     return "; ".join(notes)
 
 
-def _names(job: Job) -> str:
-    return f"{', '.join(job.payload)} (--payload shows them)" if job.payload else "none"
+# ------------------------------------------------------------------------------- groups
 
 
-def _json(value: object) -> str:
-    import json
-
-    return json.dumps(value, ensure_ascii=False)
-
-
-# ------------------------------------------------------------------------------- one
-
-
-def show_job(args: argparse.Namespace) -> int:
-    with target.existing(args) as (app, _):
-        args.id = target.whole_id(app, args.id)
-        if not args.watch:
-            _look(app, args)
-            return 0
-        job = _watch(app, args)
-    return 0 if job.status == "completed" else 1
-
-
-def _get(app: App, id: str) -> Job:
-    job = app.get(id)
-    if job is None:
-        raise JobNotFound(f"there is no job {id}")
-    return job
-
-
-def _look(app: App, args: argparse.Namespace) -> Job:
-    """Print all about it; the job as printed."""
-    job = _get(app, args.id)
-    trail = list(app.events(job.id))
-    steps = list(app.store.steps(job.id))
-    needs = _needs(app, job)
-    sentence = _sentence(app, job, needs)
-    if args.json:
-        more = {"why": sentence, "steps": steps, "needs": needs}
-        trail_shown = [event_dict(event) for event in trail]
-        output.say_json(as_dict(job, payload=args.payload) | more | {"events": trail_shown})
-    else:
-        extra = {"steps": ", ".join(steps), "after": _needs_line(needs)}
-        _print_job(job, sentence, trail, extra, payload=args.payload)
-    return job
-
-
-def _needs(app: App, job: Job) -> dict[str, str]:
-    """What it runs after: id -> status."""
-    if not job.after:
-        return {}
-    return {id: status for id, (status, _) in app.store.results(job.id).items()}
-
-
-def _sentence(app: App, job: Job, needs: dict[str, str]) -> str:
-    return why(job, app.workers(), app.queues(), output.utc_now(), needs=needs)
-
-
-def _needs_line(needs: dict[str, str]) -> str:
-    """`ID completed, ID failed`; of many, how many of each and the first that are not completed."""
-    from collections import Counter
-
-    if len(needs) <= NEEDS_SHOWN:
-        return ", ".join(f"{id} {status}" for id, status in needs.items())
-    counts = ", ".join(f"{n:,} {status}" for status, n in Counter(needs.values()).most_common())
-    unmet = [f"{id} {status}" for id, status in needs.items() if status != "completed"]
-    first = f" ({', '.join(unmet[:NEEDS_SHOWN])}{', …' if len(unmet) > NEEDS_SHOWN else ''})"
-    return f"{len(needs):,} jobs: {counts}{first if unmet else ''}"
-
-
-def _print_head(job: Job, sentence: str) -> None:
-    status = output.paint(job.status, output.STATUS_COLOURS.get(job.status))
-    output.say(f"{output.paint(output.plain(job.type), 'bold')} {job.id} {status}")
-    output.say(output.plain(sentence))
-
-
-def _print_job(
-    job: Job, sentence: str, trail: list[Event], extra: dict[str, str], *, payload: bool
-) -> None:
-    _print_head(job, sentence)
+def _list_groups(found: Sequence[Group], *, limit: int, as_json: bool) -> None:
+    shown = found[:limit]
+    if as_json:
+        for group in shown:
+            output.say_json(group)
+        return
+    if not shown:
+        output.say("no dead jobs")
+        return
+    print_groups(shown, output.utc_now())
+    if len(found) > limit:
+        output.say(f"… there are {len(found) - limit:,} more groups: --limit {limit * 10}")
+    capped = any(group.capped for group in found)
+    total = output.count(sum(group.count for group in found), "dead job", capped=capped)
     output.say()
-    output.pairs(
-        [
-            ("queue", f"q:{job.queue}, priority {job.priority}"),
-            ("category", job.category),
-            ("attempts", f"{job.attempts} of {job.max_attempts}"),
-            ("crashes", job.crashes or None),
-            ("losses", job.losses or None),
-            ("org", job.org),
-            ("project", job.project),
-            ("actor", f"{job.actor.type}:{job.actor.id}"),
-            ("key", job.key),
-            ("created", output.stamp(job.created_at)),
-            ("due", output.stamp(job.scheduled_at)),
-            ("started", output.stamp(job.started_at) if job.started_at else None),
-            ("ended", output.stamp(job.completed_at) if job.completed_at else None),
-            ("timeout", output.span(job.timeout)),
-            ("worker", job.lease_owner),
-            ("progress", output.fields(job.progress)),
-            ("error", job.error),
-            ("code", job.error_code),
-            ("place", job.error_place),
-            ("parent", job.parent),
-            ("after", extra["after"]),
-            ("steps", extra["steps"]),
-            ("request", job.request_id if job.request_id != job.id else None),
-            ("correlation", job.correlation_id if job.correlation_id != job.id else None),
-            ("trace", job.traceparent),
-            ("arguments", _json(job.payload) if payload else _names(job)),
-            ("result", None if job.result is None else _json(job.result)),
-        ]
+    output.say(
+        f"{total} in {output.count(len(found), 'group')}; `tenure jobs --group GROUP` lists one, "
+        "`replay` and `discard` take --group, too"
     )
-    if job.traceback:
-        output.say()
-        output.say(output.paint(output.indented(job.traceback), "dim"))
-    if trail:
-        output.say()
-        print_events(trail, of_one_job=True)
 
 
-# ------------------------------------------------------------------------------- live
+def print_groups(shown: Sequence[Group], now: datetime.datetime) -> None:
+    """Two lines a group: in one, the sample would push the rest off most terminals. Where a place
+    has no room in the first, it is in the second: its end, which would be cut, is the line."""
+    names, *rows = _aligned([GROUP_HEADS, *(_cells(group, now) for group in shown)])
+    columns = output.terminal_columns()
+    for group, row in zip(shown, rows, strict=True):
+        output.table(
+            names, [row], tint={3: _status_colour}, heads=row is rows[0], soft=(2, 4, 5, 6)
+        )
+        error = output.cut(output.plain(group.sample_error or "no message"), ERROR_COLUMNS)
+        cut = columns is not None and output.width(output.GAP.join(row)) > columns
+        place = f"{row[-1]}  " if cut else ""
+        line = f"{INDENT}{group.sample_id}  {place}{error}"
+        output.say(output.paint(line if columns is None else output.cut(line, columns), "dim"))
 
 
-def _watch(app: App, args: argparse.Namespace) -> Job:
-    """Follow a job to its end: a bar on a terminal, a line a change in a pipe, JSON objects."""
-    import sys
-    import time
-
-    line = output.LiveLine(wanted=not args.json and output.is_terminal(sys.stdout))
-    hints = app.open_wakeup()
-    job, said = _get(app, args.id), ""
-    if line.on and not job.terminal:
-        _print_head(job, _sentence(app, job, _needs(app, job)))
-    try:
-        while True:
-            now = output.utc_now()
-            words = _state(job, now, bar=line.on)
-            if line.on:
-                line.show(words + _clock(job, now))
-            elif words != said and args.json:
-                job = _look(app, args)
-                words = _state(job, now, bar=False)
-            elif words != said:
-                output.say(f"{output.stamp(now)}  {words}")
-                output.flush()
-            if job.terminal:
-                break
-            said = words
-            time.sleep(LOOK_SECONDS)
-            hints.wait(1.0 - LOOK_SECONDS)
-            job = _get(app, args.id)
-    finally:
-        line.clear()
-        hints.close()
-    if line.on:
-        output.say()
-        _look(app, args)
-    return job
+def _cells(group: Group, now: datetime.datetime) -> list[str]:
+    seen = [output.relative(when, now) for when in (group.first_seen, group.last_seen)]
+    jobs, mark = output.at_least(group.count, group.capped), group.fingerprint
+    cells = [group.group, jobs, group.type, group.status, *seen, mark.code, mark.short_place]
+    return [output.plain(cell) for cell in cells]
 
 
-def _state(job: Job, now: datetime.datetime, *, bar: bool) -> str:
-    """What --watch says of a job; a change of it is what counts as a change."""
-    words = [job.status]
-    if job.status == "in_progress":
-        words += [_progress(job.progress, bar=bar), f"attempt {job.attempts} of {job.max_attempts}"]
-    elif not job.terminal and job.scheduled_at > now:
-        words.append(f"due {output.stamp(job.scheduled_at)}")
-    if job.cancel_requested and not job.terminal:
-        words.append("asked to cancel")
-    if job.error and job.status != "completed":
-        words.append(job.error)
-    return "  ".join(output.plain(word) for word in words if word)
+def _aligned(rows: list[list[str]]) -> list[list[str]]:
+    """Every cell but the last of a row padded to its column's width; JOBS to the right."""
+    widths = [max(map(output.width, column)) for column in zip(*rows, strict=True)]
+    padded = []
+    for row in rows:
+        cells = [output.padded(text, columns) for text, columns in zip(row, widths, strict=True)]
+        cells[1] = output.padded(row[1], widths[1], right=True)
+        padded.append([*cells[:-1], row[-1]])
+    return padded
 
 
-def _progress(progress: object, *, bar: bool) -> str:
-    """`[######..................] 25 %  embedding  pages=3`."""
-    if not isinstance(progress, dict):
-        return output.fields(progress)
-    rest = dict(progress)
-    percent, phase = rest.pop("percent", None), rest.pop("phase", None)
-    words = [output.fields(rest)]
-    if phase is not None:
-        words.insert(0, str(phase))
-    if isinstance(percent, int | float):
-        words.insert(0, f"{gauge(percent / 100) + ' ' if bar else ''}{percent:.0f} %")
-    return "  ".join(word for word in words if word)
-
-
-def gauge(part: float) -> str:
-    filled = int(GAUGE_COLUMNS * min(max(part, 0.0), 1.0))
-    return f"[{'#' * filled}{'.' * (GAUGE_COLUMNS - filled)}]"
-
-
-def _clock(job: Job, now: datetime.datetime) -> str:
-    since = job.started_at if job.status == "in_progress" else job.created_at
-    return "" if since is None else f"  {output.span(max(1, round((now - since).total_seconds())))}"
-
-
-# ------------------------------------------------------------------------------- audit trail
-
-
-def event_dict(event: Event) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return asdict(event) | {"actor": event.actor._asdict()}
-
-
-def print_events(events: list[Event], *, of_one_job: bool = False, heads: bool = True) -> None:
-    names = ["AT", "EVENT", "TRY", "BY", "DETAILS"]
-    narrow = (output.terminal_columns() or NARROW) < NARROW
-    rows: list[list[object]] = []
-    for event in events:
-        by = event.worker or f"{event.actor.type}:{event.actor.id}"
-        at = event.at.strftime(f"{'' if narrow else '%Y-%m-%d '}%H:%M:%S.%f")[:-3] + "Z"
-        kind = f"{event.kind:<{KIND_COLUMNS}}"  # so that pages of `--follow` stay aligned
-        row: list[object] = [at, kind, event.attempt or "", by, output.fields(event.data)]
-        if not of_one_job:
-            row[2:2] = [event.job_id, event.type]
-        rows.append(row)
-    if not of_one_job:
-        names[2:2] = ["JOB", "TYPE"]
-    soft = [place for place, name in enumerate(names) if name in ("TYPE", "BY")]
-    output.table(names, rows, heads=heads, ids=[] if of_one_job else [2], soft=soft)
+def _status_colour(text: str) -> str | None:
+    return output.STATUS_COLOURS.get(text.strip())

@@ -1,25 +1,21 @@
-"""`tenure migrate`: create or upgrade the tables, or print the SQL for somebody who may; and what
-their owner lays down for every program."""
+"""`tenure migrate`: create or upgrade the tables, or print the SQL for a person who has the right;
+lay down what holds for every program on them."""
 
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tenure.cli import output, target
+from tenure.cli import target
 from tenure.cli.enqueue import delay
-from tenure.errors import ConfigError, StoreError
+from tenure.errors import ConfigError
+from tenure.terminal import output
 
 if TYPE_CHECKING:
-    from tenure.app import App
-    from tenure.sql import Migration
-    from tenure.stores.postgres import PostgresStore
+    from tenure.operations.schema import Schema
 
 SETTABLE = ("keep_events", "keep_history", "audit")
 MOST_KEPT = 100 * 365.25 * 86_400
-NOTHING = "-- up to date: nothing is pending"
 
 
 def add_commands(commands: target.Commands) -> None:
@@ -49,18 +45,8 @@ def add_commands(commands: target.Commands) -> None:
     parser.set_defaults(run=migrate)
 
 
-def migrate(args: argparse.Namespace) -> int:
-    args.set = dict(args.set)
-    if args.set and args.sql:
-        raise ConfigError("--set writes rows, not tables: give it without --sql")
-    with target.anywhere(args) as (app, _):
-        if app.settings.url.startswith("sqlite:"):
-            return _sqlite(app, args)
-        return _postgres(app, args)
-
-
-def _laid_down(text: str) -> tuple[str, str | None]:
-    """`keep_events=30d` as the store takes it: milliseconds as text, None to take it back."""
+def _laid_down(text: str) -> tuple[str, float | str | None]:
+    """`keep_events=30d` as a name and seconds; None to take it back."""
     name, equals, value = text.partition("=")
     if not equals or name not in SETTABLE:
         raise argparse.ArgumentTypeError(f"give one of {', '.join(SETTABLE)} as NAME=VALUE")
@@ -73,19 +59,62 @@ def _laid_down(text: str) -> tuple[str, str | None]:
     seconds = delay(value)
     if seconds > MOST_KEPT:
         raise argparse.ArgumentTypeError(f"at most {MOST_KEPT / 86_400:.0f}d")
-    return name, str(int(seconds * 1000))
+    return name, seconds
 
 
-def _lay_down(app: App, laid_down: Mapping[str, str | None]) -> None:
-    for name, value in laid_down.items():
-        app.store.lay_down(name, value, by=target.operator().id)
+def migrate(args: argparse.Namespace) -> int:
+    args.set = dict(args.set)
+    if args.set and args.sql:
+        raise ConfigError("--set writes rows, not tables: give it without --sql")
+    with target.anywhere(args, acting=True) as (_, operations, _named):
+        schema = operations.schema
+        _check_usage(args, schema)
+        if args.sql:
+            _print_script(schema, args)
+            return 0
+        applied = schema.migrate(args.grant)
+        schema.lay_down(args.set)
+    _say(applied, args)
+    return 0
+
+
+def _check_usage(args: argparse.Namespace, schema: Schema) -> None:
+    if not schema.on_a_server:
+        if args.grant is not None:
+            raise ConfigError(
+                "--grant is for PostgreSQL: who may use an SQLite file, its mode says"
+            )
+        if args.reverse:
+            raise ConfigError(
+                "--reverse is for PostgreSQL; an SQLite file is moved away or deleted"
+            )
+    if args.reverse and not args.sql:
+        raise ConfigError(
+            "--reverse drops the tables with all jobs in them, so it only prints: "
+            "tenure migrate --sql --reverse"
+        )
+    if args.reverse and args.grant is not None:
+        raise ConfigError("give --reverse or --grant, not both")
+
+
+def _print_script(schema: Schema, args: argparse.Namespace) -> None:
+    script = schema.script(reverse=args.reverse, grant=args.grant)
+    if script.note is not None:
+        output.complain(f"note: {script.note}")
+    if not args.json:
+        output.say(script.sql.rstrip())
+    elif schema.on_a_server:
+        output.say_json({"version": script.version, "schema": script.schema, "sql": script.sql})
+    else:
+        for migration in script.migrations:
+            output.say_json(migration)
 
 
 def _say(applied: list[str], args: argparse.Namespace) -> None:
     if args.json:
         granted = {"granted": args.grant} if args.grant else {}
         laid_down = {
-            name: int(value) if value is not None and name != "audit" else value
+            name: int(value * 1000) if isinstance(value, float) else value
             for name, value in args.set.items()
         }
         output.say_json({"applied": applied} | granted | ({"set": laid_down} if laid_down else {}))
@@ -99,122 +128,5 @@ def _say(applied: list[str], args: argparse.Namespace) -> None:
         elif name == "audit":
             output.say(f"audit is {value}: no program writes less to the trail")
         else:
-            span = output.span(int(value) / 1000)
+            span = output.span(int(value * 1000) / 1000)
             output.say(f"{name} is {span}: kept so long, whatever a program's settings say")
-
-
-# ------------------------------------------------------------------------------- SQLite
-
-
-def _sqlite(app: App, args: argparse.Namespace) -> int:
-    if args.grant is not None:
-        raise ConfigError("--grant is for PostgreSQL: who may use an SQLite file, its mode says")
-    if args.reverse:
-        raise ConfigError("--reverse is for PostgreSQL; an SQLite file is moved away or deleted")
-    if args.sql:
-        _print_sqlite(pending(app), args)
-    else:
-        applied = app.migrate()
-        _lay_down(app, args.set)
-        _say(applied, args)
-    return 0
-
-
-def pending(app: App) -> list[Migration]:
-    """What has not run yet; looks without creating or changing anything."""
-    from tenure import sql
-    from tenure.stores.sqlite import SqliteStore
-
-    path, store = target.database_file(app.settings.url), app.store
-    migrations = sql.migrations("sqlite")
-    if path is not None and not os.path.isfile(path):
-        return migrations
-    if target.has_no_tables(store) or not isinstance(store, SqliteStore):
-        return migrations
-    version = store.file.version()
-    return [migration for migration in migrations if migration.version > version]
-
-
-def _print_sqlite(migrations: list[Migration], args: argparse.Namespace) -> None:
-    from tenure import sql
-
-    if args.json:
-        for migration in migrations:
-            output.say_json(migration._asdict())
-        return
-    if not migrations:
-        output.say(NOTHING)
-        return
-    output.say("PRAGMA journal_mode=WAL;")
-    for migration in migrations:
-        title = f"-- migration {migration.version:04d}_{migration.name}"
-        output.say(f"\n{title}\nBEGIN IMMEDIATE;\n{migration.text.rstrip()}")
-        output.say(f"{sql.stamp(migration).replace(':now', 'unixepoch() * 1000')};\nCOMMIT;")
-
-
-# ------------------------------------------------------------------------------- PostgreSQL
-
-
-def _postgres(app: App, args: argparse.Namespace) -> int:
-    from tenure.stores.postgres import PostgresStore, grants
-
-    store = app.store
-    if not isinstance(store, PostgresStore):  # pragma: no cover  app.py has no third kind
-        raise ConfigError("this database has no migrations")
-    if args.reverse and not args.sql:
-        raise ConfigError(
-            "--reverse drops the tables with all jobs in them, so it only prints: "
-            "tenure migrate --sql --reverse"
-        )
-    if args.reverse and args.grant is not None:
-        raise ConfigError("give --reverse or --grant, not both")
-    if args.grant is not None:
-        grants.quoted(args.grant)  # before anything is done: a wrong name changes nothing
-    if args.sql:
-        _print_postgres(store, args)
-        return 0
-    if args.grant is not None:
-        grants.require_role(store.database, args.grant)
-    applied = app.migrate()
-    store.database.rows("add_partitions", {"now": None})
-    if args.grant is not None:
-        grants.grant(store.database, args.grant)
-    _lay_down(app, args.set)
-    _say(applied, args)
-    return 0
-
-
-def _print_postgres(store: PostgresStore, args: argparse.Namespace) -> None:
-    """From the version the database has; from nothing where it cannot be asked."""
-    from tenure.stores.postgres import grants, schema
-
-    name = store.database.schema
-    version = _version(store, args)
-    if args.reverse:
-        script = "-- nothing to take back\n" if version == 0 else schema.reverse_sql(name)
-    else:
-        script = schema.forward_sql(name, version or 0)
-        if args.grant is not None:
-            granting = grants.grant_sql(name, args.grant)
-            script += f"\n-- what a worker's role needs\nBEGIN;\n{granting}COMMIT;\n"
-    if args.json:
-        output.say_json({"version": version, "schema": name, "sql": script})
-    else:
-        output.say(script.rstrip())
-
-
-def _version(store: PostgresStore, args: argparse.Namespace) -> int | None:
-    from tenure.stores.postgres.examining import Examination
-
-    try:
-        examination = Examination(store.database)
-    except StoreError as error:
-        whole = "the reverse of everything" if args.reverse else "the script from nothing"
-        output.complain(f"note: {whole}, because the database could not be asked: {error}")
-        return None
-    try:
-        if not examination.tables.stamped:
-            return 0
-        return int(examination.ask("version")[0][0])
-    finally:
-        examination.close()

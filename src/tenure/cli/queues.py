@@ -5,32 +5,36 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from tenure.cli import output, target
+from tenure.cli import target
 from tenure.errors import ConfigError
+from tenure.operations.acts import VERBS, Verb
+from tenure.terminal import output
 
 if TYPE_CHECKING:
-    from tenure.store import QueueInfo
+    from tenure.operations.queues import Queue
 
-
+CONSEQUENCE = ": nothing more is claimed, what runs goes on"
 FIGURES = ("ready", "later", "waiting", "running", "dead")
 
 
 def add_commands(commands: target.Commands) -> None:
     parser = target.add_command(commands, "queues", "show the queues; pause or resume one")
     parser.set_defaults(run=show_queues)
-    switches = parser.add_subparsers(title="switches", dest="switch", metavar="pause | resume")
-    pause = target.add_command(switches, "pause", "claim nothing more of a queue")
-    pause.add_argument("name", metavar="NAME", help="the queue, with or without q:")
-    pause.add_argument("--reason", default="", help="shown to whoever asks why nothing runs")
-    pause.set_defaults(run=pause_queue)
-    resume = target.add_command(switches, "resume", "let a paused queue go on")
-    resume.add_argument("name", metavar="NAME", help="the queue, with or without q:")
-    resume.set_defaults(run=resume_queue)
+    verbs = [verb for verb in VERBS.values() if verb.of == "queues"]
+    names = " | ".join(verb.name for verb in verbs)
+    switches = parser.add_subparsers(title="switches", dest="switch", metavar=names)
+    for verb in verbs:
+        switch = target.add_command(switches, verb.name, verb.help)
+        switch.add_argument("name", metavar="NAME", help="the queue, with or without q:")
+        if "reason" in verb.act._fields:
+            help = "shown to whoever asks why nothing runs"
+            switch.add_argument("--reason", default="", help=help)
+        switch.set_defaults(run=switch_queue, verb=verb)
 
 
 def show_queues(args: argparse.Namespace) -> int:
-    with target.existing(args) as (app, _):
-        queues = app.queues()
+    with target.existing(args) as (_, operations, _named):
+        queues = operations.statistics.queues()
     dead, capped = sum(queue.dead for queue in queues), any("dead" in q.capped for q in queues)
     if args.json:
         for queue in queues:
@@ -43,7 +47,7 @@ def show_queues(args: argparse.Namespace) -> int:
         [
             f"q:{queue.name}",
             *(output.at_least(getattr(queue, name), name in queue.capped) for name in FIGURES),
-            "" if queue.oldest_ms is None else output.span(queue.oldest_ms / 1000),
+            "" if queue.oldest is None else output.span(queue.oldest.total_seconds()),
             _paused(queue),
         ]
         for queue in queues
@@ -54,18 +58,18 @@ def show_queues(args: argparse.Namespace) -> int:
     return 0
 
 
-def _as_dict(queue: QueueInfo) -> dict[str, Any]:
-    from tenure.job import moment
+def _as_dict(queue: Queue) -> dict[str, Any]:
+    oldest = None if queue.oldest is None else round(queue.oldest.total_seconds() * 1000)
+    values = {name: getattr(queue, name) for name in queue._fields} | {"oldest": oldest}
+    return {f"{name}_ms" if name == "oldest" else name: values[name] for name in values} | {
+        "view": False
+    }
 
-    return queue._asdict() | {"paused_at": moment(queue.paused_at), "view": False}
 
-
-def _paused(queue: QueueInfo) -> str:
-    from tenure.job import moment
-
-    if queue.paused_at is None:
+def _paused(queue: Queue) -> str:
+    if not queue.paused:
         return ""
-    since = output.relative(moment(queue.paused_at), output.utc_now())
+    since = output.relative(queue.paused_at, output.utc_now())
     reason = f": {queue.pause_reason}" if queue.pause_reason else ""
     return f"{since} by {queue.paused_by}{reason}"
 
@@ -81,36 +85,22 @@ def _tint_paused(text: str) -> str | None:
 # ------------------------------------------------------------------------------- the switch
 
 
-def pause_queue(args: argparse.Namespace) -> int:
-    from tenure.policy import queue_name
-
-    name = queue_name(args.name)
-    with target.existing(args) as (app, _):
-        new = name not in app.store.queue_names()
-        app.pause(name, reason=args.reason, actor=target.operator())
+def switch_queue(args: argparse.Namespace) -> int:
+    verb: Verb = args.verb
+    act = verb.act(**{name: getattr(args, name) for name in verb.act._fields})
+    with target.existing(args, acting=True) as (_, operations, _named):
+        switched = operations.acts.switch(act, args.name)
+        known = operations.statistics.queue_names()
+    queue, paused = f"q:{switched.name}", verb.becomes == "paused"
+    if switched.before == "absent" and not switched.changed:
+        there = ", ".join(f"q:{name}" for name in known)
+        raise ConfigError(f"there is no queue {queue}; there are: {there}")
     if args.json:
-        output.say_json({"name": name, "paused": True})
+        output.say_json({"name": switched.name, "paused": paused})
+    elif switched.changed:
+        output.say(f"{verb.past} {queue}" + (CONSEQUENCE if paused else ""))
     else:
-        output.say(f"paused q:{name}: nothing more is claimed, what runs goes on")
-    if new:
-        output.complain(f"note: no job has been in q:{name} so far; is the name right?")
-    return 0
-
-
-def resume_queue(args: argparse.Namespace) -> int:
-    from tenure.policy import queue_name
-
-    name = queue_name(args.name)
-    with target.existing(args) as (app, _):
-        known = app.store.queue_names()
-        if name not in known:
-            raise ConfigError(
-                f"there is no queue q:{name}; there are: {', '.join(f'q:{q}' for q in known)}"
-            )
-        if known[name]:
-            app.resume(name, actor=target.operator())
-    if args.json:
-        output.say_json({"name": name, "paused": False})
-    else:
-        output.say(f"resumed q:{name}" if known[name] else f"q:{name} was not paused")
+        output.say(f"{queue} was not paused")
+    if switched.before == "absent":
+        output.complain(f"note: no job has been in {queue} so far; is the name right?")
     return 0

@@ -1,7 +1,7 @@
 """`tenure worker`: run jobs until stopped or drained, and say what became of them.
 
-This process is the supervisor: it imports no user code. Where the jobs are it learns from its
-first child, which is also when the live line starts.
+This process is the supervisor: it imports no user code. Its first child, which does, tells it
+where the jobs are; then the live line starts.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from tenure.cli import output, target
+from tenure.cli import target
 from tenure.config import Settings
 from tenure.errors import ConfigError, StoreError
+from tenure.terminal import output
+from tenure.terminal.live_line import LiveLine
 
 if TYPE_CHECKING:
     from tenure.engine.worker_options import Summary
@@ -107,9 +109,9 @@ def _seconds(text: str) -> float:
 
 def work(args: argparse.Namespace) -> int:
     from tenure.app import open_store, open_wakeup
-    from tenure.cli.logs import configure_logging
-    from tenure.cli.relay import Relay
     from tenure.engine.worker import run_worker
+    from tenure.terminal.logs import configure_logging
+    from tenure.terminal.relay import Relay
 
     if args.reload and args.drain:
         raise ConfigError("--reload goes on until it is stopped, --drain ends: leave one out")
@@ -119,8 +121,9 @@ def work(args: argparse.Namespace) -> int:
     os.environ["TENURE_LOG_FORMAT"] = "json" if args.json else "text"
     if args.url is not None:
         os.environ["TENURE_URL"] = args.url
-    # `worker | tee log`: what comes through a pipe would run into it, and nobody here sees when.
-    line = output.LiveLine(wanted=not args.json and output.is_terminal(sys.stdout))
+    # `worker | tee log`: there is no telling when `tee` prints, and what it prints would run into
+    # the live line.
+    line = LiveLine(wanted=not args.json and output.is_terminal(sys.stdout))
     configure_logging(level, as_json=args.json, line=line)
     progress, relay = Progress(line), Relay(line)
 
@@ -172,9 +175,11 @@ def _check_url(settings: Settings, url: str | None) -> None:
 def _announce(settings: Settings, args: argparse.Namespace) -> None:
     import logging
 
+    from tenure.operations.database import place
+
     logging.getLogger("tenure.worker").info(
         "started: jobs from %s, queues: %s, processes: %d with %d jobs at once",
-        target.place(settings.url),
+        place(settings.url),
         args.queues or settings.queues or "all",
         settings.processes,
         settings.concurrency,
@@ -195,14 +200,14 @@ def print_summary(summary: Summary) -> None:
 
 
 class Progress:
-    """The live line of a worker in a terminal: what this worker has done and runs, and what its
-    queues hold, about twice a second."""
+    """The live line of a worker on a terminal: the jobs that this worker has done and runs, and
+    those that its queues hold, about twice a second."""
 
-    def __init__(self, line: output.LiveLine) -> None:
+    def __init__(self, line: LiveLine) -> None:
         self._line = line
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        self._asked = 0.0  # seconds that the last look has asked the store
+        self._asked = 0.0  # seconds that the store took for the last look
 
     def start(self, store: Store, state: WorkerState, queues: str | None) -> None:
         from tenure.engine.worker_options import parse_queues
@@ -212,7 +217,7 @@ class Progress:
             target=self._run, args=(store, state, wanted), name="tenure-progress"
         )
         run.daemon = True
-        with suppress(RuntimeError):  # no thread to be had: it does without
+        with suppress(RuntimeError):  # the system has no thread to give: no live line then
             run.start()
             self._thread = run
 
@@ -229,7 +234,7 @@ class Progress:
         pause = 0.0
         while not self._over.wait(pause):
             self._asked = 0.0
-            with suppress(StoreError):  # the engine says so in the log
+            with suppress(StoreError):  # the engine logs it
                 queues, census = self._look(store, state)
                 queues = [each for each in queues if wanted is None or each.name in wanted]
                 per_second = rate.at(time.monotonic(), census[0])
@@ -240,8 +245,9 @@ class Progress:
     def _look(
         self, store: Store, state: WorkerState
     ) -> tuple[list[QueueInfo], tuple[int, int, int]]:
-        """What the queues hold and what is here, as of one moment: a job that was claimed between
-        the two looks would be in both or in neither. Of a busy worker, as near as can be had."""
+        """What the queues hold and what this worker has, at one moment: a job that is claimed
+        between the two looks would be counted twice or not at all, so then both are repeated. A
+        busy worker always claims: after half a second its figures are taken as they are."""
         until = time.monotonic() + LOOK_EVERY
         while True:
             before, asked = state.claimed(), time.monotonic()
@@ -258,7 +264,7 @@ class Progress:
 
 
 class Rate:
-    """Jobs per second over the last few, from the beginning: none before one has passed."""
+    """Jobs per second over the last five seconds; None in the first second."""
 
     def __init__(self, begun: float) -> None:
         self._seen: deque[tuple[float, int]] = deque([(begun, 0)])
@@ -278,7 +284,7 @@ def _progress_line(
         capped = any(name in queue.capped for queue in queues)
         return output.at_least(sum(getattr(queue, name) for queue in queues) + more, capped)
 
-    # What waits in a child is still queued for whoever looks at it.
+    # A job that waits in a child has not started: for people it is still queued.
     parts = [f"{done:,} done", f"{figure('ready', waiting)} queued", f"{running:,} running"]
     if rate is not None:
         parts.append(_speed(rate))
@@ -287,5 +293,5 @@ def _progress_line(
 
 
 def _speed(rate: float) -> str:
-    """One job in ten seconds is not none."""
+    """With a decimal where it is slow: one job in ten seconds is not 0 jobs/s."""
     return f"{rate:,.1f} jobs/s" if 0 < rate < 9.95 else f"{rate:,.0f} jobs/s"

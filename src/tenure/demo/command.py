@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from tenure.cli import output, target
+from tenure.cli import target
 from tenure.config import Settings
 from tenure.demo import books
 from tenure.demo.ledger import (
@@ -42,6 +42,7 @@ from tenure.demo.processes import (
 )
 from tenure.demo.report import Kill, Report, as_dict, print_report
 from tenure.errors import ConfigError, TenureError
+from tenure.terminal import output
 
 if TYPE_CHECKING:
     from tenure.job import NewJob

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tenure.cli import output
+from tenure.terminal import output
 
 if TYPE_CHECKING:
     from tenure.demo.ledger import Kind, Ledger

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tenure.cli import output
 from tenure.demo.books import FanIns, Uploads
 from tenure.demo.ledger import Check, Ledger, percentile, statuses
 from tenure.demo.panel import hanging
+from tenure.terminal import output
 
 if TYPE_CHECKING:
     from tenure.job import Job

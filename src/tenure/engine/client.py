@@ -1,4 +1,4 @@
-"""Step 2 of the walk: hand jobs to the store, wait for results, read page by page."""
+"""Step 2 of the walk: hand jobs to the store, wait for results."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tenure import policy
 from tenure.errors import ConfigError, DuplicateKey, JobFailed, JobNotFound
 from tenure.job import NewJob, Receipt
-from tenure.store import Filter, Store
+from tenure.store import Store
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-    from tenure.stored import Event, Job
+    from tenure.stored import Job
 
 T = TypeVar("T")
-PAGE = 100
 THREADLESS_SECONDS = 0.2  # between two tries, while the system has no thread to give
 
 
@@ -105,21 +104,6 @@ class Client:
                 return job.result
             await asyncio.sleep(pause)
         raise _too_late(id, timeout)
-
-    def find(self, where: Filter) -> Iterator[Job]:
-        """Page by page: no cursor stays open while the caller works."""
-        before: str | None = None
-        while True:
-            page, before = self.store.find(where, before=before, limit=PAGE)
-            yield from page
-            if before is None:
-                return
-
-    def events(self, job_id: str | None, org: str | None = None) -> Iterator[Event]:
-        after = 0
-        while page := self.store.events(job_id=job_id, org=org, after=after, limit=PAGE).events:
-            yield from page
-            after = page[-1].seq
 
     async def in_thread(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """The async twins: the same call on a small pool of ours, the context copied."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import json
 from typing import Any
 
-from tenure.cli.why import is_live, why
 from tenure.job import Actor, Job
+from tenure.operations.encoding import to_json
+from tenure.operations.queues import Queue
+from tenure.operations.why import Why, why
+from tenure.operations.workers import Worker
 from tenure.store import QueueInfo, WorkerInfo
 
 NOW = datetime.datetime(2030, 1, 31, 12, 0, tzinfo=datetime.UTC)
@@ -32,27 +36,31 @@ def job(**over: Any) -> Job:
     return Job(**(given | over))
 
 
-def worker(**over: Any) -> WorkerInfo:
+def worker(**over: Any) -> Worker:
     given: dict[str, Any] = {
         "no": 1, "id": "host:1:W", "host": "host", "boot": "b", "pid": 1, "pid_started": "1",
         "beat": 1, "lease_ms": 30_000, "started_at": NOW_MS - 60_000, "seen_at": NOW_MS - 1_000,
         "dead_at": None, "dead_reason": None,
         "meta": {"queues": None, "types": ["send_email"]}, "held": 0,
     }  # fmt: skip
-    return WorkerInfo(**(given | over))
+    return Worker.of(WorkerInfo(**(given | over)), NOW)
 
 
-def queue(**over: Any) -> QueueInfo:
+def queue(**over: Any) -> Queue:
     given: dict[str, Any] = {
         "name": "default", "ready": 1, "later": 0, "waiting": 0, "running": 0, "dead": 0,
         "oldest_ms": 1000, "paused_at": None, "paused_by": None, "pause_reason": None,
     }  # fmt: skip
-    return QueueInfo(**(given | over))
+    return Queue.of(QueueInfo(**(given | over)))
+
+
+def answer(workers: Any = None, queues: Any = None, **over: Any) -> Why:
+    workers = [worker()] if workers is None else workers
+    return why(job(**over), workers, [queue()] if queues is None else queues, NOW)
 
 
 def sentence(workers: Any = None, queues: Any = None, **over: Any) -> str:
-    workers = [worker()] if workers is None else workers
-    return why(job(**over), workers, [queue()] if queues is None else queues, NOW)
+    return answer(workers, queues, **over).sentence
 
 
 def test_not_due() -> None:
@@ -95,8 +103,8 @@ def test_no_live_worker() -> None:
 
 
 def test_a_worker_counts_as_alive_for_a_little_longer_than_its_lease() -> None:
-    assert is_live(worker(seen_at=NOW_MS - 39_000), NOW)
-    assert not is_live(worker(seen_at=NOW_MS - 41_000), NOW)
+    assert worker(seen_at=NOW_MS - 39_000).live
+    assert not worker(seen_at=NOW_MS - 41_000).live
 
 
 def test_nobody_serves_the_queue() -> None:
@@ -117,7 +125,7 @@ def test_nobody_knows_the_type() -> None:
 
 
 def waiting(**needs: str) -> str:
-    return why(job(after=tuple(needs)), [worker()], [queue()], NOW, needs=needs)
+    return why(job(after=tuple(needs)), [worker()], [queue()], NOW, needs=needs).sentence
 
 
 def test_waiting_for_others() -> None:
@@ -214,7 +222,40 @@ def test_a_dead_need_of_a_job_that_is_to_be_cancelled_with_it() -> None:
     other = "01M7GEX6W23EXZBGJQ83K1S2QH"
     waiting = job(after=(other,), after_failed="cancel")
 
-    assert why(waiting, [worker()], [queue()], NOW, needs={other: "dead_letter"}) == (
+    said = why(waiting, [worker()], [queue()], NOW, needs={other: "dead_letter"}).sentence
+    assert said == (
         f"It waits for 1 job: {other}; {other} is a dead letter, and it was enqueued with "
         'after_failed="cancel": the next live worker cancels it.'
     )
+
+
+def test_every_answer_has_a_code_of_its_own() -> None:
+    ended = {"completed_at": minutes(-2), "attempts": 1}
+    running = {"status": "in_progress", "started_at": minutes(-3), "lease_owner": "host:1:W"}
+    elsewhere = worker(meta={"queues": ["critical"], "types": []})
+    stranger = worker(meta={"queues": None, "types": ["report"]})
+    answers = {
+        "waiting": why(job(after=("A",)), [worker()], [queue()], NOW, needs={"A": "queued"}),
+        "later": answer(scheduled_at=minutes(4)),
+        "retrying": answer(scheduled_at=minutes(4), attempts=1, error="boom"),
+        "paused": answer(queues=[queue(paused_at=NOW_MS)]),
+        "no_worker": answer([]),
+        "queue_not_served": answer([elsewhere]),
+        "type_not_known": answer([stranger]),
+        "its_turn": answer(),
+        "running": answer(**running),
+        "worker_gone": answer([], **running),
+        "completed": answer(status="completed", **ended),
+        "cancelled": answer(status="cancelled", **ended),
+        "discarded": answer(status="cancelled", error_code="discarded", **ended),
+        "failed": answer(status="failed", **ended),
+        "dead_letter": answer(status="dead_letter", **ended),
+        "poison": answer(status="dead_letter", error_code="poison", **ended),
+        "lost": answer(status="dead_letter", error_code="lost", **ended),
+    }
+
+    assert [found.code for found in answers.values()] == list(answers)
+    listed = (Why.__doc__ or "").split("queued ", 1)[1].replace("·", " ").split()
+    assert set(answers) <= {*listed}
+    for found in answers.values():
+        assert json.loads(json.dumps(to_json(found)))["facts"]

@@ -1,8 +1,9 @@
 """What a worker's children print, passed on above the live line.
 
-On a terminal each child writes to a terminal of its own (a pty): so `print`, loggers, threads and C
-code flush as they would on the real one, and keep their colours. A thread here reads it and passes
-whole lines on. A line that is not ended is shown after half a second, as a line of its own.
+Where the worker is on a terminal, each child writes to a pseudo-terminal (a pty) of its own. So
+`print`, loggers, threads and C code flush as on a real terminal, and keep their colours. A thread
+of the worker reads it and passes whole lines on. After half a second an unfinished line is passed
+on too, as a line of its own.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from tenure.cli.output import LiveLine
+from tenure.terminal.live_line import LiveLine
 
 HOLD_SECONDS = 0.5  # an unfinished line is waited for
 LONGEST = 64 * 1024  # and not longer than this
 RESET = "\x1b[0m"
-# Escape sequences (CSI; OSC; the rest) and controls but tab: of them only colours may pass, for
-# whatever moves the cursor would move it off the live line.
+# Escape sequences (CSI; OSC; the rest) and control characters but tab. Only colours may pass: what
+# moves the cursor would move it off the live line.
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
     r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
@@ -36,8 +37,8 @@ class Relay:
 
     @contextmanager
     def streams(self) -> Iterator[int | None]:
-        """For one child, started inside the block. Where there is no pty left it writes to our
-        terminal itself: better torn than silent."""
+        """For one child, started inside the block. Where the system has no pty left, the child
+        writes to the worker's terminal itself: torn lines are better than none."""
         try:
             ours, theirs = os.openpty()
         except OSError:
@@ -59,8 +60,8 @@ class Relay:
             os.close(theirs)
 
     def close(self) -> None:
-        """When the children have ended: what they have said last is passed on first. A program
-        that a handler has left behind may keep its terminal open: it is not waited for."""
+        """When the children have ended: pass on what they printed last. A program that a handler
+        has left behind may keep the pty open; it is not waited for."""
         for thread in self._threads:
             thread.join(timeout=0.5)
 
@@ -74,7 +75,7 @@ class Relay:
                     continue
                 try:
                     data = os.read(ours, 1 << 16)
-                except OSError:  # how Linux says that nobody has the other side
+                except OSError:  # on Linux: no process has the other side open
                     data = b""
                 if not data:
                     break
@@ -105,7 +106,7 @@ class _Lines:
 
 
 def _tidy(line: str) -> str:
-    """Of what it has written over (progress bars) the last."""
+    """One line to pass on. Of a line that was written over (a progress bar), its last form."""
     shown = line.rstrip("\r").rpartition("\r")[2]
     plain = _ESCAPES.sub(lambda found: found[0] if _is_colour(found[0]) else "", shown)
     return f"{plain}{RESET if RESET[0] in plain else ''}\n"
@@ -116,7 +117,7 @@ def _is_colour(sequence: str) -> bool:
 
 
 def _prepare(terminal: int) -> None:
-    """Bytes come as they were written, and programs see the width of the real one."""
+    """Bytes come as they were written, and programs see the width of the real terminal."""
     import termios
     import tty
 

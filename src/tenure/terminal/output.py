@@ -10,13 +10,19 @@ import os
 import re
 import shutil
 import sys
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import TextIO
+
+from tenure.operations.wording import at_least as at_least
+from tenure.operations.wording import count as count
+from tenure.operations.wording import relative as relative
+from tenure.operations.wording import span as span
+from tenure.operations.wording import stamp as stamp
 
 GAP = "  "
 LEAST_COLUMN, LEAST_LAST_COLUMN = 5, 8
 LEAST_ID = 12  # characters of an id that are shown: ten are the time, then they are random
+GAUGE_COLUMNS = 24
 COLOURS = {"red": 31, "green": 32, "yellow": 33, "blue": 34, "bold": 1, "dim": 2}
 # A stored error may hold anything: control characters must not reach somebody's terminal.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -43,21 +49,21 @@ def complain(text: str) -> None:
 
 
 def flush() -> None:
-    """Whoever follows us sees it now."""
+    """A program that follows this one sees it now."""
     sys.stdout.flush()
 
 
 def say_json(value: object) -> None:
-    """One JSON object on one line, flushed: whoever follows us sees it now."""
+    """One JSON object on one line, flushed: a program that follows this one sees it now."""
+    from tenure.operations.encoding import to_json
+
+    print(as_json(to_json(value)), flush=True)
+
+
+def as_json(value: object) -> str:
     import json
 
-    print(json.dumps(value, ensure_ascii=False, default=_json_value), flush=True)
-
-
-def _json_value(value: object) -> object:
-    if isinstance(value, datetime.datetime):
-        return value.astimezone(datetime.UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
-    return str(value)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -99,6 +105,11 @@ def width(text: str) -> int:
     return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
 
 
+def padded(text: str, columns: int, *, right: bool = False) -> str:
+    gap = " " * (columns - width(text))
+    return gap + text if right else text + gap
+
+
 def cut(text: str, columns: int) -> str:
     if width(text) <= columns:
         return text
@@ -108,7 +119,7 @@ def cut(text: str, columns: int) -> str:
 
 
 def terminal_columns() -> int | None:
-    """None where nobody looks at the width."""
+    """None where output goes to no terminal."""
     return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
 
 
@@ -139,8 +150,8 @@ def table(
 
 
 def _telling(ids: Sequence[str]) -> int:
-    """How many columns ids need to be told apart: the rest of one may be left out, see
-    `target.job_id`."""
+    """How many columns ids need to be told apart; the rest of an id may be left out, because every
+    command takes the beginning of one."""
     lengths = range(LEAST_ID, max(map(len, ids), default=0))
     apart = (n for n in lengths if len({id[:n] for id in ids}) == len({*ids}))
     return next(apart, max(map(len, ids), default=0) - 1) + 1
@@ -149,7 +160,8 @@ def _telling(ids: Sequence[str]) -> int:
 def _fit(
     widths: list[int], room: int, groups: Sequence[Sequence[int]], least: Mapping[int, int]
 ) -> None:
-    """Take what is too much from one group of columns after the other, from the widest first."""
+    """Where a table is too wide: narrow the columns of one group after the other, always the widest
+    of a group by one."""
     over = sum(widths) + len(GAP) * (len(widths) - 1) - room
     for group in groups:
         while over > 0:
@@ -168,10 +180,10 @@ def _line(
 ) -> str:
     parts = []
     for place, (text, columns) in enumerate(zip(cells, widths, strict=True)):
-        shown = cut(text.rstrip(), columns)  # padding is no text that could be missed
-        padding = " " * (columns - width(shown))
+        shown = cut(text.rstrip(), columns)  # padding may be cut without a mark
+        gap = " " * (columns - width(shown))
         painted = paint(shown, tint[place](text)) if place in tint else shown
-        parts.append(padding + painted if place in right else painted + padding)
+        parts.append(gap + painted if place in right else painted + gap)
     return GAP.join(parts).rstrip()
 
 
@@ -183,51 +195,16 @@ def pairs(rows: Iterable[tuple[str, object]]) -> None:
         say(f"{GAP}{paint(name.ljust(longest), 'dim')}{GAP}{value}")
 
 
-# ------------------------------------------------------------------------------- times
-
-
-def span(seconds: float) -> str:
-    """A length of time in its largest fitting unit: `40 ms`, `3.2 s`, `4 min`, `2 h`, `5 days`."""
-    seconds = abs(seconds)
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 9.95:
-        return f"{seconds:.1f} s".replace(".0 s", " s")
-    if seconds < 89.5:
-        return f"{seconds:.0f} s"
-    if seconds < 89.5 * 60:
-        return f"{seconds / 60:.0f} min"
-    if seconds < 35.5 * 3600:
-        return f"{seconds / 3600:.0f} h"
-    return f"{seconds / 86400:,.0f} days"
-
-
-def relative(when: datetime.datetime | None, now: datetime.datetime) -> str:
-    """`3 min ago`, `in 4 min`, `just now`; nothing for nothing."""
-    if when is None:
-        return ""
-    seconds = (when - now).total_seconds()
-    if seconds > 0:
-        return f"in {span(max(1, round(seconds)))}"
-    return "just now" if seconds > -1 else f"{span(round(-seconds))} ago"
-
-
-def stamp(when: datetime.datetime) -> str:
-    return when.astimezone(datetime.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+# ------------------------------------------------------------------------------- words
 
 
 def utc_now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
-def count(number: int, noun: str, *, capped: bool = False) -> str:
-    """`1 job`, `1,200 jobs`, `10,000+ jobs`."""
-    return f"{at_least(number, capped)} {noun}{'' if number == 1 else 's'}"
-
-
-def at_least(number: int, capped: bool) -> str:
-    """A figure of which only so many were counted."""
-    return f"{number:,}{'+' if capped else ''}"
+def gauge(part: float) -> str:
+    filled = int(GAUGE_COLUMNS * min(max(part, 0.0), 1.0))
+    return f"[{'#' * filled}{'.' * (GAUGE_COLUMNS - filled)}]"
 
 
 def fields(value: object) -> str:
@@ -240,53 +217,3 @@ def fields(value: object) -> str:
 def _word(value: object) -> str:
     text = str(value)
     return repr(text) if " " in text or not text else text
-
-
-# ------------------------------------------------------------------------------- a live line
-
-
-class LiveLine:
-    """One line on stderr that rewrites itself; silent where stderr is no terminal."""
-
-    def __init__(self, *, wanted: bool = True) -> None:
-        self.on = wanted and is_terminal(sys.stderr)
-        self._lock = threading.Lock()
-        self._text = ""
-
-    def show(self, text: str) -> None:
-        if self.on:
-            columns = _columns_of(sys.stderr)
-            with self._lock:
-                self._text = cut(plain(text), columns - 1)
-                self._write(f"\r\x1b[K{self._text}")
-
-    def bar(self, done: int, total: int, what: str) -> None:
-        filled = 24 * done // max(total, 1)
-        self.show(f"{what} [{'#' * filled}{'.' * (24 - filled)}] {done:,} of {total:,}")
-
-    def above(self, write: Callable[[], Any]) -> None:
-        """Let something else print, then draw the line again below it."""
-        with self._lock:
-            if self._text:
-                self._write("\r\x1b[K")
-            write()
-            if self._text:
-                self._write(self._text)
-
-    def clear(self) -> None:
-        if self.on:
-            with self._lock:
-                self._text = ""
-                self._write("\r\x1b[K")
-
-    def _write(self, text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
-
-
-def _columns_of(stream: TextIO) -> int:
-    """As wide as it is now; `shutil` asks about stdout, which may be elsewhere."""
-    try:
-        return int(os.environ.get("COLUMNS") or os.get_terminal_size(stream.fileno()).columns)
-    except (OSError, ValueError):
-        return shutil.get_terminal_size().columns

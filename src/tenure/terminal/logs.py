@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 
-from tenure.cli.output import LiveLine, paint, plain
 from tenure.observe import log
+from tenure.terminal.live_line import LiveLine
+from tenure.terminal.output import paint, plain
 
 _COLOURS = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red", "DEBUG": "dim"}
 

@@ -1,0 +1,1 @@
+"""What the command line, the bench and the demo print with: tables, colours, a live line."""

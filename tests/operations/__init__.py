@@ -1,0 +1,1 @@
+"""What operators do, on every store and not through the command line."""
